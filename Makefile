@@ -1,0 +1,40 @@
+# Each target sets up .venv by itself; a second call is instant.
+PYTHON ?= python3
+BIN := .venv/bin
+SETUP := .venv/.ready
+SOURCES := src tests tools
+
+.PHONY: setup demo test test-slow check check-all lint types imports size
+
+setup: $(SETUP)
+
+$(SETUP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(SETUP)  ## train LEM on the FitzHugh-Nagumo system by the paper's protocol and show the result
+	$(BIN)/lem train fitzhugh_nagumo/lem --figure
+
+test: $(SETUP)  ## all tests but the slow ones
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not paper"
+
+test-slow: $(SETUP)
+	$(BIN)/python -m pytest -q -n 2 -m "slow and not paper"
+
+lint: $(SETUP)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+
+types: $(SETUP)
+	$(BIN)/mypy
+
+imports: $(SETUP)
+	$(BIN)/lint-imports
+
+size: $(SETUP)
+	@$(BIN)/python tools/size.py
+
+check: lint types imports size test  ## what must be green before every commit
+
+check-all: check test-slow

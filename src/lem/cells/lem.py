@@ -1,0 +1,215 @@
+"""LEM: equation (3) of the paper, and its variants as arguments.
+
+This file is the definition. It is never made faster at the cost of reading; what is faster lives elsewhere and is
+tested against it.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lem.cells.base import Cell, State
+from lem.shapes import Float
+
+
+class LEMState(NamedTuple):
+    """The slow state `y`, which is the output, and the fast state `z`."""
+
+    y: Tensor
+    z: Tensor
+
+
+class LEMCell(Cell):
+    """Long Expressive Memory, one step: equation (3) of Rusch, Mishra, Erichson and Mahoney (ICLR 2022).
+
+        dt_z = dt * sigmoid(W_1 y + V_1 u + b_1)
+        dt_y = dt * sigmoid(W_2 y + V_2 u + b_2)
+        z    = (1 - dt_z) * z + dt_z * tanh(W_z y + V_z u + b_z)
+        y    = (1 - dt_y) * y + dt_y * tanh(W_y z + V_y u + b_y)      with the new z
+
+    The two gates are learned time steps: `dt_z` (the paper's Delta t_n) drives z, `dt_y` (its bar Delta t_n) drives y.
+    Called as `cell(u, (y, z)) -> (y, z)`, like nn.LSTMCell.
+
+    Parameters, with rows in the order of the equation (d hidden units, m inputs):
+        weight_u  (4d, m)  V_1, V_2, V_z, V_y      what acts on the input
+        weight_y  (3d, d)  W_1, W_2, W_z           what acts on y
+        weight_z  (d, d)   W_y                     what acts on z
+        bias      (4d,)    b_1, b_2, b_z, b_y
+    With `single_scale` the rows of both gates are absent.
+
+    Differs from the paper: none. (The authors' code has two biases where the equation has one; see `from_official`.)
+
+    Args:
+        input_size: the number of input channels m.
+        hidden_size: the number of units d.
+        bias: whether the affine maps have biases.
+        dt: the largest time step, in (0, 2]. States are bounded by 1 for dt <= 1.
+        single_scale: fix both gates to `dt`; the gates then have no parameters.
+        clip: the interval (low, high) to which both gates are clipped.
+        t_max: initialise by the chrono rule for memories of up to `t_max` steps.
+        state_dropout: the probability of dropping a unit of y where it enters the gates and z; one mask is drawn per
+            sequence.
+        learn_initial_state: make the state before the first step a parameter (it starts at zero).
+        device: where the parameters live.
+        dtype: the type of the parameters.
+    """
+
+    state_type = LEMState
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        *,
+        dt: float = 1.0,
+        single_scale: bool = False,
+        clip: tuple[float, float] | None = None,
+        t_max: float | None = None,
+        state_dropout: float = 0.0,
+        learn_initial_state: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        if not (isinstance(dt, int | float) and 0.0 < dt <= 2.0):
+            raise ValueError(f"`dt` of LEMCell must be a number in (0, 2]; got {dt!r}.")
+        if not (isinstance(state_dropout, int | float) and 0.0 <= state_dropout < 1.0):
+            raise ValueError(f"`state_dropout` of LEMCell must be a number in [0, 1); got {state_dropout!r}.")
+        if clip is not None and not (len(clip) == 2 and 0.0 <= clip[0] <= clip[1] <= 2.0):
+            raise ValueError(f"`clip` of LEMCell must be (low, high) with 0 <= low <= high <= 2; got {clip!r}.")
+        if t_max is not None and not (isinstance(t_max, int | float) and t_max > 0):
+            raise ValueError(f"`t_max` of LEMCell must be a positive number of steps; got {t_max!r}.")
+        if single_scale and (clip is not None or t_max is not None):
+            raise ValueError("`single_scale` of LEMCell must be False where `clip` or `t_max` is given: it has no gates.")
+        if t_max is not None and not bias:
+            raise ValueError("`bias` of LEMCell must be True where `t_max` is given: the chrono rule sets the biases.")
+        self.bias_enabled = bias
+        self.dt = float(dt)
+        self.single_scale = single_scale
+        self.clip = None if clip is None else (float(clip[0]), float(clip[1]))
+        self.t_max = t_max
+        self.state_dropout = state_dropout
+
+        d, m, gates = hidden_size, input_size, 0 if single_scale else 2
+        self.weight_u = nn.Parameter(torch.empty((gates + 2) * d, m, device=device, dtype=dtype))
+        self.weight_y = nn.Parameter(torch.empty((gates + 1) * d, d, device=device, dtype=dtype))
+        self.weight_z = nn.Parameter(torch.empty(d, d, device=device, dtype=dtype))
+        self.bias: nn.Parameter | None
+        if bias:
+            self.bias = nn.Parameter(torch.empty((gates + 2) * d, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.y_0: nn.Parameter | None
+        self.z_0: nn.Parameter | None
+        if learn_initial_state:
+            self.y_0 = nn.Parameter(torch.empty(d, device=device, dtype=dtype))
+            self.z_0 = nn.Parameter(torch.empty(d, device=device, dtype=dtype))
+        else:
+            self.register_parameter("y_0", None)
+            self.register_parameter("z_0", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights: all uniform in +-1/sqrt(d); with `t_max` the chrono rule for the biases."""
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        with torch.no_grad():
+            for p in (self.weight_u, self.weight_y, self.weight_z, self.bias):
+                if p is not None:
+                    p.uniform_(-bound, bound)
+            for p in (self.y_0, self.z_0):
+                if p is not None:
+                    p.zero_()
+            if self.t_max is not None and self.bias is not None:
+                self.bias.zero_()
+                # 1 / dt_z = (1 + U) / dt then spreads over [2 / dt, t_max] steps.
+                longest = self.t_max * self.dt - 1.0
+                if longest > 1.0:
+                    self.bias[: self.hidden_size].uniform_(1.0, longest).log_().neg_()
+                else:
+                    warnings.warn(
+                        f"`t_max` * `dt` of LEMCell must exceed 2 for the chrono rule; got {self.t_max} * {self.dt}. "
+                        "The biases start at zero, its limit.",
+                        stacklevel=2,
+                    )
+
+    def init_state(self, batch: int) -> State:
+        """Return the state before the first step: zeros, or the learned one."""
+        if self.y_0 is None or self.z_0 is None:
+            return super().init_state(batch)
+        return LEMState(self.y_0.expand(batch, -1), self.z_0.expand(batch, -1))
+
+    def prepare(self, batch: int) -> tuple[Tensor, ...]:
+        """Draw the state-dropout mask of one sequence."""
+        if not self.training or self.state_dropout == 0.0:
+            return ()
+        keep = 1.0 - self.state_dropout
+        return (self.weight_y.new_empty(batch, self.hidden_size).bernoulli_(keep) / keep,)
+
+    def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
+        """Compute V u + b of all four lines."""
+        return functional.linear(u, self.weight_u, self.bias)
+
+    def step(self, x: Float[Tensor, "batch k"], state: State, mask: Tensor | None = None) -> State:
+        """Advance (y, z) by equation (3)."""
+        y, z = state
+        *gates_u, z_u, y_u = x.chunk(2 if self.single_scale else 4, dim=-1)
+        y_in = y if mask is None else y * mask
+        *gates_y, z_y = functional.linear(y_in, self.weight_y).chunk(len(gates_u) + 1, dim=-1)
+
+        dt_z, dt_y = self.time_steps(gates_u, gates_y)
+        z = (1 - dt_z) * z + dt_z * torch.tanh(z_y + z_u)
+        y = (1 - dt_y) * y + dt_y * torch.tanh(functional.linear(z, self.weight_z) + y_u)
+        return LEMState(y, z)
+
+    def time_steps(self, gates_u: list[Tensor], gates_y: list[Tensor]) -> tuple[Tensor | float, Tensor | float]:
+        """Return (dt_z, dt_y), the first two lines of equation (3), from both gates' input and recurrent parts."""
+        if self.single_scale:
+            return self.dt, self.dt
+        dt_z, dt_y = (self.dt * torch.sigmoid(from_u + from_y) for from_u, from_y in zip(gates_u, gates_y))
+        return (dt_z, dt_y) if self.clip is None else (dt_z.clamp(*self.clip), dt_y.clamp(*self.clip))
+
+    @classmethod
+    def from_official(cls, state_dict: Mapping[str, Tensor], dt: float = 1.0) -> "LEMCell":
+        """Convert the weights of the authors' module (keys `inp2hid.*`, `hid2hid.*`, `transform_z.*`).
+
+        The authors' code orders its rows [V_2, V_1, V_y, V_z] and [W_2, W_1, W_z], and has two biases per affine map,
+        which add. A prefix before the keys is accepted.
+        """
+        names = [f"{part}.{kind}" for part in ("inp2hid", "hid2hid", "transform_z") for kind in ("weight", "bias")]
+        prefixes = {key[: -len(names[0])] for key in state_dict if key.endswith(names[0])}
+        if len(prefixes) != 1 or any(prefixes.copy().pop() + name not in state_dict for name in names):
+            raise ValueError(f"`state_dict` of LEMCell.from_official must hold {names}; got {sorted(state_dict)}.")
+        prefix = prefixes.pop()
+        u, u_bias, y, y_bias, z, z_bias = (state_dict[prefix + name] for name in names)
+        d, m = u.shape[0] // 4, u.shape[1]
+        expected = [(4 * d, m), (4 * d,), (3 * d, d), (3 * d,), (d, d), (d,)]
+        got = [tuple(t.shape) for t in (u, u_bias, y, y_bias, z, z_bias)]
+        if got != expected:
+            raise ValueError(f"{names} of LEMCell.from_official must have shapes {expected}; got {got}.")
+        cell = cls(m, d, dt=dt, device=u.device, dtype=u.dtype)
+        v_2, v_1, v_y, v_z = u.chunk(4)
+        w_2, w_1, w_z = y.chunk(3)
+        b_2, b_1, b_y, b_z = u_bias.chunk(4)
+        c_2, c_1, c_z = y_bias.chunk(3)
+        with torch.no_grad():
+            cell.weight_u.copy_(torch.cat([v_1, v_2, v_z, v_y]))
+            cell.weight_y.copy_(torch.cat([w_1, w_2, w_z]))
+            cell.weight_z.copy_(z)
+            assert cell.bias is not None
+            cell.bias.copy_(torch.cat([b_1 + c_1, b_2 + c_2, b_z + c_z, b_y + z_bias]))
+        return cell
+
+    def extra_repr(self) -> str:
+        """Show the sizes and what differs from the defaults."""
+        parts = [f"{self.input_size}, {self.hidden_size}, dt={self.dt:g}"]
+        parts += ["bias=False"] * (not self.bias_enabled) + ["single_scale=True"] * self.single_scale
+        parts += [f"clip={self.clip}"] * (self.clip is not None) + [f"t_max={self.t_max}"] * (self.t_max is not None)
+        parts += [f"state_dropout={self.state_dropout}"] * (self.state_dropout > 0)
+        return ", ".join(parts)
+
