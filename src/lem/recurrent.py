@@ -125,10 +125,12 @@ class Recurrent(nn.Module):
         Runs as `forward` does, without dropout between the layers; `batch_first` and unbatched input as there.
         """
         u, batched = self._time_major(input)
-        hx = self._initial(hx if batched else _add_batch(hx), u, lengths)
+        initial = self._initial(hx if batched else _add_batch(hx), u, lengths)
         seen: list[State] = []
         for layer in range(self.num_layers):
-            runs = [self._cell(i).trajectory(u, hx[i], lengths, reverse=bool(k))[0] for k, i in self._directions(layer)]
+            runs = [
+                self._cell(i).trajectory(u, initial[i], lengths, reverse=bool(k))[0] for k, i in self._directions(layer)
+            ]
             seen += runs
             u = torch.cat([run[0] for run in runs], dim=-1)
         stacked = (torch.stack(field) for field in zip(*seen))

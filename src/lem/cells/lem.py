@@ -86,7 +86,9 @@ class LEMCell(Cell):
         if t_max is not None and not (isinstance(t_max, int | float) and t_max > 0):
             raise ValueError(f"`t_max` of LEMCell must be a positive number of steps; got {t_max!r}.")
         if single_scale and (clip is not None or t_max is not None):
-            raise ValueError("`single_scale` of LEMCell must be False where `clip` or `t_max` is given: it has no gates.")
+            raise ValueError(
+                "`single_scale` of LEMCell must be False where `clip` or `t_max` is given: it has no gates."
+            )
         if t_max is not None and not bias:
             raise ValueError("`bias` of LEMCell must be True where `t_max` is given: the chrono rule sets the biases.")
         self.bias_enabled = bias
@@ -155,11 +157,11 @@ class LEMCell(Cell):
         """Compute V u + b of all four lines."""
         return functional.linear(u, self.weight_u, self.bias)
 
-    def step(self, x: Float[Tensor, "batch k"], state: State, mask: Tensor | None = None) -> State:
+    def step(self, x: Float[Tensor, "batch k"], state: State, *mask: Tensor) -> State:
         """Advance (y, z) by equation (3)."""
         y, z = state
         *gates_u, z_u, y_u = x.chunk(2 if self.single_scale else 4, dim=-1)
-        y_in = y if mask is None else y * mask
+        y_in = y * mask[0] if mask else y
         *gates_y, z_y = functional.linear(y_in, self.weight_y).chunk(len(gates_u) + 1, dim=-1)
 
         dt_z, dt_y = self.time_steps(gates_u, gates_y)
@@ -212,4 +214,3 @@ class LEMCell(Cell):
         parts += [f"clip={self.clip}"] * (self.clip is not None) + [f"t_max={self.t_max}"] * (self.t_max is not None)
         parts += [f"state_dropout={self.state_dropout}"] * (self.state_dropout > 0)
         return ", ".join(parts)
-

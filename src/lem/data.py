@@ -1,0 +1,105 @@
+"""What a batch is, and how a split of a data set gives its batches by number.
+
+Batches are addressed, not iterated: `split.batch(step, ...)` depends on its arguments alone, so an interrupted run
+continues at any step with the batches it would have seen.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from lem.shapes import Float, Int
+
+
+class Batch(NamedTuple):
+    """What the model sees at once, time-major.
+
+    Attributes:
+        inputs: (time, batch, channels), or (time, batch) of integers where the model embeds symbols.
+        targets: (batch, ...) for one answer per sequence, (time, batch, ...) for one per step.
+        lengths: the number of real steps of each row, or None where all rows are full.
+        carry: whether the rows continue those of the previous batch, so that the state is carried over.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    lengths: Tensor | None = None
+    carry: bool = False
+
+
+class Split(Protocol):
+    """A part of a data set: training, validation or test."""
+
+    def steps(self, batch_size: int) -> int:
+        """Return the number of batches in one epoch."""
+        ...
+
+    def batch(self, step: int, batch_size: int, epoch: int | None = None, seed: int = 0) -> Batch:
+        """Return batch number `step`; in the shuffled order of `epoch`, or in the natural order for None."""
+        ...
+
+
+class ArraySplit:
+    """Sequences held in memory: (sample, time, channel), with one target per sequence or one per step.
+
+    Args:
+        inputs: the sequences, as the model reads them; padded at the end where `lengths` is given.
+        targets: (sample, ...), or (sample, time, ...) with `every_step`.
+        lengths: the number of real steps of each sequence.
+        every_step: whether the targets have a time axis.
+    """
+
+    def __init__(
+        self,
+        inputs: Float[Tensor, "sample time channel"],
+        targets: Tensor,
+        lengths: Int[Tensor, "sample"] | None = None,
+        every_step: bool = False,
+    ) -> None:
+        if len(inputs) != len(targets) or (lengths is not None and len(lengths) != len(inputs)):
+            raise ValueError(
+                "`inputs`, `targets` and `lengths` of ArraySplit must have one entry per sample; "
+                f"got {len(inputs)}, {len(targets)} and {'None' if lengths is None else len(lengths)}."
+            )
+        self.inputs = inputs
+        self.targets = targets
+        self.lengths = lengths
+        self.every_step = every_step
+        self._order: tuple[tuple[int, int], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def steps(self, batch_size: int) -> int:
+        """Return the number of batches in one epoch, the last of which may be smaller."""
+        return -(-len(self) // batch_size)
+
+    def batch(self, step: int, batch_size: int, epoch: int | None = None, seed: int = 0) -> Batch:
+        """Return batch number `step` of an epoch."""
+        rows = slice(step * batch_size, (step + 1) * batch_size)
+        chosen = rows if epoch is None else self._shuffled(epoch, seed)[rows]
+        targets = self.targets[chosen]
+        lengths = None if self.lengths is None else self.lengths[chosen]
+        return Batch(self.read(self.inputs[chosen]), targets.transpose(0, 1) if self.every_step else targets, lengths)
+
+    def read(self, inputs: Tensor) -> Tensor:
+        """Turn the stored rows of a batch into model input: here only time-major; tasks may convert or extend."""
+        return inputs.transpose(0, 1)
+
+    def _shuffled(self, epoch: int, seed: int) -> Tensor:
+        if self._order is None or self._order[0] != (epoch, seed):
+            generator = torch.Generator().manual_seed(mix(seed, epoch))
+            self._order = (epoch, seed), torch.randperm(len(self), generator=generator)
+        return self._order[1]
+
+
+def mix(*numbers: int) -> int:
+    """Return one 63-bit seed for a tuple of numbers, so that nearby tuples give unrelated streams."""
+    value = 0x9E3779B97F4A7C15
+    for number in numbers:
+        # The finaliser of SplitMix64, once per number.
+        value = (value ^ number) * 0xBF58476D1CE4E5B9 & (2**64 - 1)
+        value = (value ^ value >> 27) * 0x94D049BB133111EB & (2**64 - 1)
+        value ^= value >> 31
+    return value >> 1
