@@ -1,0 +1,79 @@
+"""Files that survive: a tree of tensors and plain values in one safetensors file, written whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+TENSOR = "__tensor__"
+ITEMS = "__items__"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that, whatever happens, `path` holds either its old content or all of the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    if hasattr(os, "O_DIRECTORY"):  # the rename itself must reach the disk too
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def save_tree(path: Path, tree: dict[str, Any]) -> None:
+    """Write nested dicts and lists of tensors, numbers, strings, booleans and None."""
+    tensors: dict[str, Tensor] = {}
+    plain = json.dumps(_take_tensors(tree, tensors))
+    write_atomically(path, save(tensors, metadata={"tree": plain}))
+
+
+def load_tree(path: Path) -> dict[str, Any]:
+    """Read what `save_tree` wrote; nothing in the file is executed. A damaged file is a ValueError."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tree = json.loads(metadata["tree"])
+            return _put_tensors(tree, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a complete checkpoint: {error}") from error
+
+
+def _take_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.detach().cpu().clone().contiguous()
+        return {TENSOR: name}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: _take_tensors(item, tensors) for key, item in value.items()}
+        return {ITEMS: [[key, _take_tensors(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        return [_take_tensors(item, tensors) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a checkpoint holds tensors and plain values; got {type(value).__name__}")
+
+
+def _put_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_put_tensors(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {TENSOR}:
+        return tensors[value[TENSOR]]
+    if set(value) == {ITEMS}:
+        return {key: _put_tensors(item, tensors) for key, item in value[ITEMS]}
+    return {key: _put_tensors(item, tensors) for key, item in value.items()}

@@ -1,0 +1,134 @@
+"""Models: an encoder, recurrent layers and a readout."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lem.cells import Cell, State
+from lem.recurrent import Recurrent
+from lem.shapes import Int
+
+
+class SequenceModel(nn.Module):
+    """Recurrent layers between an optional embedding and a linear readout.
+
+    Called with time-major input; returns `(prediction, state)`, where the state continues the sequence.
+
+    Args:
+        cell: a name in `lem.cells.CELLS`.
+        input_size: the channels of the input, or the number of symbols with `symbols`.
+        hidden_size: the number of units of each layer.
+        output_size: the numbers the readout gives: classes or targets.
+        num_layers: how many layers are stacked.
+        bidirectional: whether each layer also runs backwards.
+        dropout: the probability of dropping a layer's output on its way to the next layer.
+        shared_dropout: draw one dropout mask per sequence instead of one per step.
+        every_step: read out every step, instead of only the final state.
+        symbols: embed integer input.
+        embedding_size: the width of the embedding; the hidden size by default.
+        tied: use the embedding's matrix as the readout's weight.
+        input_dropout: dropout of the layers' input, after the embedding.
+        output_dropout: dropout of what the readout reads.
+        readout_init: "kaiming" (the authors: normal weights, std sqrt(2 / hidden)) or "torch" (nn.Linear's default).
+        options: options of the cell; unknown ones are refused.
+    """
+
+    def __init__(
+        self,
+        cell: str,
+        input_size: int,
+        hidden_size: int,
+        output_size: int,
+        *,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        shared_dropout: bool = False,
+        every_step: bool = False,
+        symbols: bool = False,
+        embedding_size: int | None = None,
+        tied: bool = False,
+        input_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        readout_init: str = "kaiming",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if readout_init not in ("kaiming", "torch"):
+            raise ValueError(f"`readout_init` of SequenceModel must be 'kaiming' or 'torch'; got {readout_init!r}.")
+        width = (embedding_size or hidden_size) if symbols else input_size
+        self.input_size = input_size
+        self.every_step = every_step
+        self.embedding = nn.Embedding(input_size, width) if symbols else None
+        self.input_dropout = nn.Dropout(input_dropout)
+        self.output_dropout = nn.Dropout(output_dropout)
+        self.recurrent = Recurrent(
+            cell,
+            width,
+            hidden_size,
+            num_layers,
+            dropout=dropout,
+            bidirectional=bidirectional,
+            shared_dropout=shared_dropout,
+            **options,
+        )
+        features = hidden_size * (2 if bidirectional else 1)
+        self.readout = nn.Linear(features, output_size)
+        if readout_init == "kaiming":
+            nn.init.kaiming_normal_(self.readout.weight)
+        if tied:
+            if self.embedding is None or (input_size, width) != (output_size, features):
+                raise ValueError(
+                    "`tied` of SequenceModel needs symbols as input and output and an embedding as wide as the "
+                    f"readout's input; got input {input_size} x {width} and output {output_size} x {features}."
+                )
+            self.readout.weight = self.embedding.weight
+
+    def forward(
+        self, inputs: Tensor, state: State | None = None, lengths: Int[Tensor, "batch"] | None = None
+    ) -> tuple[Tensor, State]:
+        """Return the prediction, at every step or after the last one, and the final state."""
+        u = inputs if self.embedding is None else self.embedding(inputs)
+        outputs, state = self.recurrent(self.input_dropout(u), state, lengths)
+        return self.readout(self.output_dropout(outputs if self.every_step else self._last(state))), state
+
+    def _last(self, state: State) -> Tensor:
+        """Return what the top layer shows at the end of each row: in both directions where there are two."""
+        top = state[0][-2:] if self.recurrent.bidirectional else state[0][-1:]
+        return torch.cat(top.unbind(0), dim=-1)
+
+    # --- what training asks of a model: passed on to the cells -----------------------------------------------------
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells of all layers."""
+        return [cell for cell in self.recurrent.cells if isinstance(cell, Cell)]
+
+    def param_groups(self, learning_rate: float) -> list[dict[str, Any]]:
+        """Return the optimiser's groups: the cells' own, and all else at the given rate."""
+        groups = [group for cell in self.cells for group in cell.param_groups(learning_rate)]
+        grouped = {id(p) for group in groups for p in group["params"]}
+        rest = [p for p in self.parameters() if id(p) not in grouped]
+        return [*groups, {"params": rest, "lr": learning_rate}]
+
+    def penalty(self) -> Tensor | None:
+        """Return the sum of what the cells add to the loss, or None."""
+        terms = [term for cell in self.cells if (term := cell.penalty()) is not None]
+        return torch.stack(terms).sum() if terms else None
+
+    def after_update(self) -> None:
+        """Let the cells restore their constraints after an optimiser step."""
+        for cell in self.cells:
+            cell.after_update()
+
+    def count_parameters(self) -> dict[str, int]:
+        """Count the parameters as the paper's tables do: of the cells, with the readout, and all there are."""
+        cells = sum(p.numel() for p in self.recurrent.parameters())
+        readout = sum(p.numel() for p in self.readout.parameters())
+        return {
+            "cell": cells,
+            "cell_and_readout": cells + readout,
+            "degrees_of_freedom": sum(cell.degrees_of_freedom() for cell in self.cells),
+            "all": sum(p.numel() for p in self.parameters()),
+        }
