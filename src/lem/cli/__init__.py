@@ -1,0 +1,53 @@
+"""The command `lem`. Each topic's commands are one module here, named in `TOPICS`; only this package prints."""
+
+import argparse
+import sys
+import tomllib
+from typing import Any
+
+import lem
+from lem.cli import model, report, train
+
+TOPICS = (train, model, report)
+"""Each has a function `add(commands)`, which adds its commands with `commands.add_parser`.
+
+A command is a function of the parsed options that returns the exit status, set by `set_defaults(command=...)`; with
+`takes_overrides=True, overrides={}` it also takes `--section.key VALUE` as `options.overrides`.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; errors of the user's making are one line, without a traceback."""
+    parser = argparse.ArgumentParser(prog="lem", description="Long Expressive Memory: train, evaluate, report.")
+    parser.add_argument("--version", action="version", version=f"long-expressive-memory {lem.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for topic in TOPICS:
+        topic.add(commands)
+    options, rest = parser.parse_known_args(arguments)
+    if rest and not getattr(options, "takes_overrides", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        if rest:
+            options.overrides = _overrides(rest)
+        return int(options.command(options))
+    except (ValueError, TypeError, ImportError, OSError, FloatingPointError) as error:
+        print(f"lem: {error}", file=sys.stderr)
+        return 2
+
+
+def _overrides(words: list[str]) -> dict[str, Any]:
+    """Turn `--train.epochs 5` or `--train.epochs=5` into {"train.epochs": 5}; values are TOML, or else strings."""
+    found: dict[str, Any] = {}
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    while words:
+        key = words.pop(0)
+        if not key.startswith("--") or "." not in key or not words:
+            raise ValueError(f"An override must be written --section.key VALUE; got {key!r}.")
+        key, text = key[2:], words.pop(0)
+        if key in found:
+            raise ValueError(f"Override --{key} must be given once; got {found[key]!r} and {text!r}.")
+        try:
+            found[key] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = text
+    return found
