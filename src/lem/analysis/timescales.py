@@ -1,0 +1,355 @@
+"""The time-scale microscope: which time steps dt_z, dt_y a trained LEM takes on a data set, and which of them matter.
+
+A gate of value g forgets its state over 1/g steps, so the gates of a trained model are its time scales. They are
+counted into histograms as the data stream by; never are all gates of a data set in memory at once.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lem.analysis.bounds import parts
+from lem.analysis.certificate import lem_cells, pyplot
+from lem.recurrent import Recurrent
+from lem.shapes import Float, Int
+
+LOG_EDGES = np.logspace(-8, math.log10(2.0), 333)  # 40 bins a decade
+LINEAR_EDGES = np.linspace(0.0, 2.0, 401)
+CHUNK = 256
+POWERS = tuple(2.0**-i for i in range(8))
+
+
+class Histogram:
+    """Counts in bins [edge_i, edge_i+1), the last bin closed, filled as values stream by; equal to numpy's.
+
+    Values below the first edge or above the last are counted in `below` and `above`, never dropped.
+    """
+
+    def __init__(self, edges: Sequence[float] | np.ndarray) -> None:
+        self.edges = np.asarray(edges, dtype=np.float64)
+        if self.edges.ndim != 1 or len(self.edges) < 2 or not (np.diff(self.edges) > 0).all():
+            raise ValueError(f"`edges` of Histogram must be an increasing list of two or more numbers; got {edges!r}.")
+        self.counts = np.zeros(len(self.edges) - 1, dtype=np.int64)
+        self.below = self.above = 0
+
+    def add(self, values: Tensor | np.ndarray) -> None:
+        """Count `values`."""
+        flat = torch.as_tensor(values).detach().reshape(-1).double().cpu().numpy()
+        self.counts += np.histogram(flat, self.edges)[0]
+        self.below += int((flat < self.edges[0]).sum())
+        self.above += int((flat > self.edges[-1]).sum())
+
+    @property
+    def total(self) -> int:
+        """How many values were counted."""
+        return int(self.counts.sum()) + self.below + self.above
+
+    def quantile(self, fraction: float) -> float:
+        """Return the upper edge of the bin in which the cumulated count passes `fraction`."""
+        passed = self.below + np.cumsum(self.counts) >= fraction * self.total
+        return float(self.edges[1:][passed][0]) if passed.any() else float(self.edges[-1])
+
+
+class Tail(NamedTuple):
+    """Two laws fitted to the slow tail of the time constants, with their Kolmogorov-Smirnov distances."""
+
+    start: float
+    """Time constant, in steps, from which the tail counts."""
+    samples: int
+    exponent: float
+    """Power law: density of the time constant ~ tau^-exponent."""
+    power_distance: float
+    rate: float
+    """Exponential law: density ~ exp(-rate tau)."""
+    exponential_distance: float
+    log_ratio: float
+    """Mean log-likelihood of a value under the power law minus that under the exponential."""
+
+    @property
+    def verdict(self) -> str:
+        """Which law describes the tail: 'power law', 'exponential', or 'neither' where both miss by over 0.1."""
+        if min(self.power_distance, self.exponential_distance) > 0.1:
+            return "neither"
+        return "power law" if self.power_distance < self.exponential_distance else "exponential"
+
+
+def fit_tail(histogram: Histogram, tail: float = 0.5) -> Tail:
+    """Fit a power law and an exponential to the slowest `tail` of the time constants 1 / gate.
+
+    Both are maximum-likelihood fits to the binned counts from the same starting point, which is a quantile and not
+    chosen by the fit: a starting point tuned to one law would favour it.
+    """
+    if not 0.0 < tail <= 1.0:
+        raise ValueError(f"`tail` of fit_tail must be a fraction in (0, 1]; got {tail!r}.")
+    if histogram.edges[0] <= 0.0:
+        raise ValueError("`histogram` of fit_tail must have positive edges: the logarithmic one.")
+    last = int(np.searchsorted(histogram.edges, histogram.quantile(tail)))
+    # Bins of the time constant, ascending; the last one is open and holds what was below the first edge.
+    edges = 1.0 / histogram.edges[: last + 1][::-1]
+    counts = np.append(histogram.counts[:last][::-1], histogram.below).astype(float)
+    start, total = float(edges[0]), float(counts.sum())
+    if total == 0 or (counts > 0).sum() < 3:
+        raise ValueError(
+            "`histogram` of fit_tail must fill at least three bins of its tail; a constant gate has no tail."
+        )
+
+    def survival(law: str, value: float) -> np.ndarray:
+        scaled = edges / start if law == "power" else edges - start
+        return np.append(scaled ** (1.0 - value) if law == "power" else np.exp(-value * scaled), 0.0)
+
+    def likelihood(law: str, value: float) -> float:
+        return float(counts @ np.log(np.maximum(-np.diff(survival(law, value)), 1e-300))) / total
+
+    exponent = 1.0 + _maximise(lambda x: likelihood("power", 1.0 + x), 1e-3, 1e3)
+    rate = _maximise(lambda x: likelihood("exponential", x), 1e-9, 1e3)
+    seen = 1.0 - np.append(0.0, np.cumsum(counts)) / total
+    distances = [float(np.abs(seen - survival(*law)).max()) for law in (("power", exponent), ("exponential", rate))]
+    ratio = likelihood("power", exponent) - likelihood("exponential", rate)
+    return Tail(start, int(total), exponent, distances[0], rate, distances[1], ratio)
+
+
+def _maximise(function: Callable[[float], float], low: float, high: float) -> float:
+    """Find the maximum of a unimodal function of a positive number by golden section on its logarithm."""
+    a, b = math.log(low), math.log(high)
+    golden = (math.sqrt(5.0) - 1.0) / 2.0
+    for _ in range(60):
+        c, d = b - golden * (b - a), a + golden * (b - a)
+        if function(math.exp(c)) < function(math.exp(d)):
+            a = c
+        else:
+            b = d
+    return math.exp((a + b) / 2)
+
+
+# --- the gates of a model over a data set ----------------------------------------------------------------------------
+
+
+class GateScales:
+    """What was seen of one gate (dt_z or dt_y of one cell): two histograms, and a spectrum of every unit."""
+
+    def __init__(self, name: str, units: int) -> None:
+        self.name = name
+        self.log = Histogram(LOG_EDGES)
+        self.linear = Histogram(LINEAR_EDGES)
+        self.spectrum_edges = LOG_EDGES[::4].copy()
+        """Edges of the units' bins, ten a decade."""
+        self.spectra = np.zeros((units, len(self.spectrum_edges) + 1), dtype=np.int64)
+        self.log_sum = np.zeros(units)
+        self.count = 0
+
+    def add(self, values: Float[Tensor, "count hidden"]) -> None:
+        """Count the gates of some steps."""
+        flat = values.detach().double().cpu()
+        self.log.add(flat)
+        self.linear.add(flat)
+        bins = torch.bucketize(flat, torch.from_numpy(self.spectrum_edges), right=True)
+        columns = self.spectra.shape[1]
+        bins += columns * torch.arange(len(self.spectra))
+        self.spectra += torch.bincount(bins.reshape(-1), minlength=self.spectra.size).numpy().reshape(-1, columns)
+        self.log_sum += flat.clamp_min(1e-300).log().sum(0).numpy()
+        self.count += len(flat)
+
+    @property
+    def time_constants(self) -> np.ndarray:
+        """The typical time constant of every unit, in steps: 1 / geometric mean of its gate."""
+        return np.exp(-self.log_sum / self.count)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The time scales of a model on a data set; `str()` of it is the table, `plot` the figure."""
+
+    gates: list[GateScales]
+    sampling_interval: float | None = None
+    """Seconds between two steps, where known."""
+
+    def ranking(self, gate: int = 0) -> list[tuple[int, float]]:
+        """Return (unit, time constant in steps) of one gate, the slowest first."""
+        constants = self.gates[gate].time_constants
+        return [(int(i), float(constants[i])) for i in np.argsort(-constants)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row a gate: quantiles of the gate, time constants of its units, and the law of its tail."""
+        table = []
+        for k, gate in enumerate(self.gates):
+            ranking = self.ranking(k)
+            row: dict[str, Any] = {"gate": gate.name, "values": gate.log.total}
+            row |= {f"q{round(100 * q):02d}": gate.log.quantile(q) for q in (0.01, 0.1, 0.5, 0.9, 0.99)}
+            row["decades"] = math.log10(row["q99"] / row["q01"])
+            row["slowest"], row["fastest"] = ranking[0], ranking[-1]
+            try:
+                row["tail"] = fit_tail(gate.log)
+            except ValueError:
+                row["tail"] = None
+            table.append(row)
+        return table
+
+    def __str__(self) -> str:
+        width = max(len(gate.name) for gate in self.gates)
+        lines = [f"{'gate':{width}}" + "".join(f"{q:>10}" for q in ("1 %", "10 %", "50 %", "90 %", "99 %"))]
+        lines[0] += "  decades  slow tail"
+        for row in self.rows():
+            tail: Tail | None = row["tail"]
+            law = "none (constant gate)"
+            if tail is not None:
+                law = f"{tail.verdict} (exponent {tail.exponent:.2f}, distance {tail.power_distance:.3f}; "
+                law += f"exponential {tail.exponential_distance:.3f})"
+            quantiles = "  ".join(f"{row[q]:8.2e}" for q in ("q01", "q10", "q50", "q90", "q99"))
+            lines.append(f"{row['gate']:{width}}  {quantiles}  {row['decades']:7.2f}  {law}")
+        for row in self.rows():
+            for word in ("slowest", "fastest"):
+                unit, steps = row[word]
+                lines.append(f"{word} unit of {row['gate']}: {unit}, time constant {self.duration(steps)}")
+        return "\n".join(lines)
+
+    def duration(self, steps: float) -> str:
+        """Write a time constant in steps and, where the sampling interval is known, in seconds."""
+        seconds = "" if self.sampling_interval is None else f" = {steps * self.sampling_interval:.3g} s"
+        return f"{steps:.3g} steps{seconds}"
+
+    def plot(self, path: str | Path) -> None:
+        """Draw, for every gate, the histogram on both scales, the fitted tail and the units' spectra."""
+        plt = pyplot()
+        figure, axes = plt.subplots(
+            len(self.gates), 3, figsize=(11, 2.9 * len(self.gates)), squeeze=False, layout="constrained"
+        )
+        for (linear, log, spectra), gate, row in zip(axes, self.gates, self.rows()):
+            linear.stairs(gate.linear.counts / gate.linear.total, gate.linear.edges, fill=True, color="C0")
+            used = gate.linear.edges[1:][gate.linear.counts > 0]
+            linear.set(xlabel=f"{gate.name}", ylabel="share of all gates", xlim=(0, used.max() if len(used) else 2))
+            linear.set_title("linear scale", fontsize=9)
+
+            widths = np.diff(gate.log.edges)
+            density = gate.log.counts / gate.log.total / widths
+            log.stairs(np.where(density > 0, density, np.nan), gate.log.edges, color="C0")
+            tail: Tail | None = row["tail"]
+            if tail is not None:
+                filled = gate.log.edges[1:][gate.log.counts > 0]
+                g = np.geomspace(filled.min(), 1 / tail.start, 100)
+                weight = tail.samples / gate.log.total
+                power = weight * (tail.exponent - 1) / tail.start * (1 / g / tail.start) ** -tail.exponent / g**2
+                exponential = weight * tail.rate * np.exp(-tail.rate * (1 / g - tail.start)) / g**2
+                log.plot(g, power, color="C3", label=f"power law, distance {tail.power_distance:.3f}")
+                log.plot(
+                    g, exponential, color="C1", ls="--", label=f"exponential, distance {tail.exponential_distance:.3f}"
+                )
+                log.legend(frameon=False, fontsize=7)
+            low = density[density > 0].min() / 3 if (density > 0).any() else 1e-6
+            log.set(xscale="log", yscale="log", xlabel=gate.name, ylabel="density", ylim=(low, None))
+            log.set(xlim=(row["q01"] / 10, min(2.0, row["q99"] * 2)))
+            log.set_title(f"slow tail: {row['tail'].verdict if row['tail'] else 'none'}", fontsize=9)
+
+            order = [unit for unit, _ in self.ranking(self.gates.index(gate))]
+            shares = gate.spectra[order, 1:-1] / gate.count
+            seen = np.flatnonzero(shares.sum(0))
+            first, last = (seen[0], seen[-1]) if len(seen) else (0, shares.shape[1] - 1)
+            mesh = spectra.pcolormesh(
+                gate.spectrum_edges[first : last + 2],
+                np.arange(len(order) + 1),
+                shares[:, first : last + 1],
+                cmap="magma_r",
+            )
+            spectra.set(xscale="log", xlim=log.get_xlim(), xlabel=gate.name, ylabel="units, slowest at the bottom")
+            spectra.set_title("every unit's spectrum", fontsize=9)
+            figure.colorbar(mesh, ax=spectra, label="share of its steps")
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+def time_scales(
+    layer: Recurrent,
+    batches: Iterable[Tensor | tuple[Tensor, Int[Tensor, "batch"] | None]],
+    sampling_interval: float | None = None,
+) -> Scales:
+    """Run `layer` over `batches` (inputs, or pairs of inputs and lengths) and count every gate it takes."""
+    directions = 2 if layer.bidirectional else 1
+    names = [
+        f"{gate} layer {layer_number}{' backwards' if k else ''}" if layer.num_layers * directions > 1 else gate
+        for layer_number in range(layer.num_layers)
+        for k in range(directions)
+        for gate in ("dt_z", "dt_y")
+    ]
+    seen = [GateScales(name, layer.hidden_size) for name in names]
+    was_training = layer.training
+    layer.eval()
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                u, lengths = batch if isinstance(batch, tuple) else (batch, None)
+                _count(layer, u.transpose(0, 1) if layer.batch_first else u, lengths, directions, seen)
+    finally:
+        layer.train(was_training)
+    if not seen[0].count:
+        raise ValueError("`batches` of time_scales must hold at least one sequence; got none.")
+    return Scales(seen, sampling_interval)
+
+
+def _count(layer: Recurrent, u: Tensor, lengths: Tensor | None, directions: int, seen: list[GateScales]) -> None:
+    cells = lem_cells(layer)
+    steps, batch = u.shape[:2]
+    ends = torch.full((batch,), steps) if lengths is None else lengths
+    inside = torch.arange(steps)[:, None] < ends
+    u = u.masked_fill(~inside[:, :, None].to(u.device), 0.0)
+    # Row by row the same steps from its own end to its beginning: a backward cell then reads forwards.
+    flip = (ends - 1 - torch.arange(steps)[:, None]).clamp_min(0).to(u.device)
+    for number in range(layer.num_layers):
+        outputs = []
+        for k in range(directions):
+            index = number * directions + k
+            cell = cells[index]
+            read = torch.take_along_dim(u, flip[:, :, None], 0) if k else u
+            state, written = cell.init_state(batch), []
+            for start in range(0, steps, CHUNK):
+                part, valid = read[start : start + CHUNK], inside[start : start + CHUNK]
+                y, after = cell.sequence(part, state)
+                taken = parts(cell, part, torch.cat([state[0][None], y[:-1]]))
+                for gate, values in zip(seen[2 * index :], (taken.dt_z, taken.dt_y)):
+                    gate.add(values[valid.to(values.device)])
+                state = after
+                written.append(y)
+            out = torch.cat(written)
+            outputs.append(torch.take_along_dim(out, flip[:, :, None], 0) if k else out)
+        u = torch.cat(outputs, dim=-1).masked_fill(~inside[:, :, None].to(u.device), 0.0)
+
+
+# --- which scales matter ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def clipped(layer: Recurrent, low: float, high: float) -> Iterator[Recurrent]:
+    """Clip the gates of a trained layer to [low, high] inside the `with` block; afterwards it is as it was."""
+    cells = lem_cells(layer)
+    if any(cell.single_scale for cell in cells):
+        raise ValueError("`layer` of clipped must have learned gates; a single-scale LEM has none.")
+    before = [cell.clip for cell in cells]
+    try:
+        for cell in cells:
+            cell.clip = (low, high)
+        yield layer
+    finally:
+        for cell, clip in zip(cells, before):
+            cell.clip = clip
+
+
+def clip_ablation(
+    layer: Recurrent,
+    evaluate: Callable[[], float],
+    lows: Sequence[float] = POWERS,
+    high: float = 1.0,
+) -> list[tuple[float, float]]:
+    """Return (low, score) with the gates clipped to [low, high] at evaluation time, for every `low`.
+
+    The paper's study clips during training; this one asks a finished model which of its scales it relies on.
+    """
+    scores = []
+    for low in lows:
+        with clipped(layer, low, high):
+            scores.append((low, float(evaluate())))
+    return scores

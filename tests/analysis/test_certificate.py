@@ -1,0 +1,88 @@
+"""The certificate on models with a known answer, and the adviser."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lem import LEM
+from lem.analysis import certificate
+from tests.analysis.test_bounds import cell
+from tests.close import TABLE, assert_close
+
+
+def chain(gate, units=3):
+    """A linear chain: y forgets by 1 - gate a step and nothing else is connected."""
+    made = cell(inputs=1, units=units, scale=0.0)
+    with torch.no_grad():
+        made.bias[: 2 * units] = math.log(gate / (1 - gate))
+        made.bias[3 * units :] = 1.0
+    return made
+
+
+@pytest.mark.parametrize(("gate", "kind"), [(0.001, "remembers"), (0.05, "fades"), (0.2, "vanishes")])
+def test_the_certificate_of_a_linear_chain(gate, kind):
+    found = certificate.certify(chain(gate), torch.zeros(200, 2, 1))
+    assert_close(found.measured, (1 - gate) ** np.arange(201), "float64")
+    assert_close(found.along, (1 - gate) ** np.arange(201), "float64")
+    assert found.kind == kind
+    assert found.memory == min(200, math.floor(-1 / math.log(1 - gate)))
+    assert_close(found.peak, 1.0, "float64")
+    assert f"{found.memory}" in str(found) or kind == "remembers"
+
+
+def test_the_certificate_sees_an_explosion():
+    found = certificate.certify(cell(units=8, scale=8.0), torch.randn(200, 4, 2))
+    assert found.kind == "explodes"
+    assert "clip" in found.verdict
+    assert max(a / b for a, b in zip(found.largest, found.along)) <= 1 + TABLE["float64"].relative
+
+
+def test_the_certificate_compares_the_total_gradient_with_its_bound(tmp_path):
+    made = cell(dt=1e-4)
+    found = certificate.certify(made, torch.rand(20, 3, 2))
+    assert not found.violated
+    for seen, limit in found.total.values():
+        assert limit is not None
+        assert 0 < seen <= limit
+    found.plot(tmp_path / "certificate.png")
+    assert (tmp_path / "certificate.png").stat().st_size > 10_000
+    outside = certificate.certify(cell(dt=1.5), torch.rand(20, 3, 2))
+    assert outside.bound(3) is None
+    assert "dt must be at most 1" in str(outside)
+
+
+def test_every_layer_and_direction_is_certified():
+    layer = LEM(2, 3, num_layers=2, bidirectional=True)
+    names = [found.name for found in certificate.certify_layers(layer, torch.randn(6, 2, 2))]
+    assert names == ["LEM, layer 0", "LEM, layer 0, backwards", "LEM, layer 1", "LEM, layer 1, backwards"]
+
+
+# --- the adviser -----------------------------------------------------------------------------------------------------
+
+
+def test_the_adviser_knows_the_linear_chain():
+    # Gates at dt / 2: the gradient decays as (1 - dt/2)^n, so dt solves n log(1 - dt/2) = log(1e-7).
+    advice = certificate.advise_dt(400, chain(0.5), torch.zeros(400, 2, 1))
+    assert_close(advice.dt, 2 * (1 - math.exp(math.log(certificate.FLAT) / 400)), "estimate")
+    assert_close(advice.dt / advice.low, -math.log(certificate.FLAT), "estimate")
+    assert advice.high == 1.0
+
+
+def test_the_adviser_lowers_the_range_where_the_gradient_explodes():
+    wild = cell(units=8, scale=8.0)
+    advice = certificate.advise_dt(500, wild, torch.randn(500, 4, 2))
+    assert advice.high < 1.0
+    assert "explodes" in advice.reason
+    wild.dt = advice.dt
+    assert certificate.certify(wild, torch.randn(500, 4, 2)).kind != "explodes"
+
+
+def test_the_adviser_without_data_and_its_errors():
+    assert certificate.advise_dt(10).dt == 1.0
+    assert certificate.advise_dt(10_000).low < certificate.advise_dt(10_000).dt < 0.01
+    with pytest.raises(ValueError, match="`length` of advise_dt"):
+        certificate.advise_dt(0)
+    with pytest.raises(ValueError, match="given together"):
+        certificate.advise_dt(10, cell())
