@@ -36,16 +36,17 @@ def trajectories(v_0: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.stack(solutions)).float()
 
 
-def fitzhugh_nagumo(data_seed: int = 1234) -> Task:
+def fitzhugh_nagumo(data_seed: int = 1234, sizes: tuple[int, int, int] = SIZES) -> Task:
     """Make the FitzHugh-Nagumo task.
 
     Args:
         data_seed: the seed of the start values.
+        sizes: the number of training, validation and test sequences.
     """
 
     def split(which: int) -> ArraySplit:
         generator = torch.Generator().manual_seed(mix(data_seed, which))
-        v_0 = 2.0 * torch.rand(SIZES[which], dtype=torch.float64, generator=generator) - 1.0
+        v_0 = 2.0 * torch.rand(sizes[which], dtype=torch.float64, generator=generator) - 1.0
         v = trajectories(v_0)[:, :, None]
         return ArraySplit(v[:, :-1], v[:, 1:], every_step=True)
 

@@ -1,0 +1,46 @@
+"""Losses and metrics against values computed by hand."""
+
+import math
+
+import pytest
+import torch
+
+from lem.metrics import LOSSES, METRICS
+from tests.close import assert_close
+
+
+def test_cross_entropy_by_hand():
+    prediction = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]], dtype=torch.float64))
+    losses = LOSSES["cross_entropy"](prediction, torch.tensor([0, 2]))
+    assert_close(losses, [-math.log(0.5), -math.log(0.1)], "float64")
+    mean = float(losses.mean())
+    assert_close(METRICS["perplexity"].finish(mean), math.sqrt(1 / (0.5 * 0.1)), "float64")
+    assert_close(METRICS["bpc"].finish(mean), -0.5 * math.log2(0.05), "float64")
+
+
+def test_answers_at_every_step_keep_their_axes():
+    losses = LOSSES["cross_entropy"](torch.zeros(5, 2, 4), torch.zeros(5, 2, dtype=torch.int64))
+    assert losses.shape == (5, 2)
+    assert_close(losses, torch.full((5, 2), math.log(4.0)), "float32")
+
+
+def test_accuracy_and_errors_by_hand():
+    correct = METRICS["accuracy"].each(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([1, 1]))
+    assert METRICS["accuracy"].finish(float(correct.mean())) == 50.0
+    squares = METRICS["rmse"].each(torch.tensor([[3.0], [0.0]]), torch.tensor([[0.0], [4.0]]))
+    assert_close(METRICS["rmse"].finish(float(squares.mean())), math.sqrt(12.5), "float64")
+
+
+def test_a_broadcast_would_be_a_mistake():
+    with pytest.raises(ValueError, match=r"must have the target's shape \(4, 1\); got \(4,\)"):
+        LOSSES["mse"](torch.zeros(4), torch.zeros(4, 1))
+
+
+@pytest.mark.parametrize(("name", "better"), [("accuracy", 2.0), ("mse", 0.5), ("perplexity", 0.5)])
+def test_direction_of_improvement(name, better):
+    metric = METRICS[name]
+    assert metric.better(1.0, None)
+    assert metric.better(better, 1.0)
+    assert not metric.better(1.0, better)
+    assert not metric.better(1.0, 1.0)
+    assert not metric.better(math.nan, None)
