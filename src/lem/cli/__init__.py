@@ -23,31 +23,41 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for topic in TOPICS:
         topic.add(commands)
-    options, rest = parser.parse_known_args(arguments)
-    if rest and not getattr(options, "takes_overrides", False):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        if rest:
-            options.overrides = _overrides(rest)
+        words, overrides = _take_overrides(sys.argv[1:] if arguments is None else arguments)
+        options = parser.parse_args(words)
+        if overrides:
+            if not getattr(options, "takes_overrides", False):
+                parser.error(f"unrecognized arguments: {' '.join(f'--{key}' for key in overrides)}")
+            options.overrides = overrides
         return int(options.command(options))
     except (ValueError, TypeError, ImportError, OSError, FloatingPointError) as error:
         print(f"lem: {error}", file=sys.stderr)
         return 2
 
 
-def _overrides(words: list[str]) -> dict[str, Any]:
-    """Turn `--train.epochs 5` or `--train.epochs=5` into {"train.epochs": 5}; values are TOML, or else strings."""
+def _take_overrides(words: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Take `--train.epochs 5` or `--train.epochs=5` out of the words as {"train.epochs": 5}.
+
+    Values are TOML, or else strings. This comes before argparse, which would take a value for a positional argument.
+    """
+    left: list[str] = []
     found: dict[str, Any] = {}
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = list(words)
     while words:
-        key = words.pop(0)
-        if not key.startswith("--") or "." not in key or not words:
-            raise ValueError(f"An override must be written --section.key VALUE; got {key!r}.")
-        key, text = key[2:], words.pop(0)
+        key, equals, text = words.pop(0).partition("=")
+        if not key.startswith("--") or "." not in key:
+            left.append(key + equals + text)
+            continue
+        if not equals:
+            if not words:
+                raise ValueError(f"An override must be written --section.key VALUE; got {key!r}.")
+            text = words.pop(0)
+        key = key[2:]
         if key in found:
             raise ValueError(f"Override --{key} must be given once; got {found[key]!r} and {text!r}.")
         try:
             found[key] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             found[key] = text
-    return found
+    return left, found

@@ -1,0 +1,41 @@
+"""The public surface: what is exported, and what importing it needs."""
+
+import subprocess
+import sys
+
+import lem
+
+HEAVY = ("scipy", "matplotlib", "jaxtyping", "pandas", "sklearn", "optuna", "onnx", "librosa")
+
+
+def test_all_lists_the_public_names():
+    public = {name for name in vars(lem) if not name.startswith("_")} | {"__version__"}
+    modules = {name for name in public if type(getattr(lem, name)).__name__ == "module"}
+    assert set(lem.__all__) == public - modules
+
+
+def importing(code: str) -> subprocess.CompletedProcess:
+    blocker = (
+        "import sys\n"
+        f"blocked = {HEAVY!r}\n"
+        "class Blocker:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in blocked:\n"
+        "            raise ImportError(name + ' is blocked')\n"
+        "sys.meta_path.insert(0, Blocker())\n"
+    )
+    return subprocess.run([sys.executable, "-c", blocker + code], capture_output=True, text=True, check=False)
+
+
+def test_the_core_needs_torch_numpy_and_safetensors_only():
+    done = importing("import lem.cli, lem.experiment, lem.report\nlem.LEM(2, 3)\n")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_proof_above_can_fail():
+    assert "scipy is blocked" in importing("import scipy\n").stderr
+
+
+def test_a_missing_extra_is_named_by_the_error_that_needs_it():
+    code = "from lem.tasks import TASKS\nTASKS['fitzhugh_nagumo']()\n"
+    assert "pip install 'long-expressive-memory[data]'" in importing(code).stderr
