@@ -91,3 +91,200 @@ def lstm(weights, inputs, h, c):
         h = o * np.tanh(c)
         all_h.append(h)
     return np.array(all_h)
+
+
+# --- the other models: one step each, `step(weights, u, *state, options) -> state` ---
+
+
+def run(step, weights, inputs, state, **options):
+    """Run a step over inputs (time, m); returns the tuple of all its states, each (time, ...)."""
+    seen = []
+    for u in inputs:
+        state = step(weights, u, *state, **options)
+        seen.append(state)
+    return tuple(np.array(field) for field in zip(*seen))
+
+
+def affine(w, gate, h, u):
+    return w["W" + gate] @ h + w["V" + gate] @ u + w["b" + gate]
+
+
+def lstm_step(w, u, h, c, forget_scale=1.0, input_scale=1.0):
+    f, i, o = (sigmoid(affine(w, gate, h, u)) for gate in "fio")
+    c = forget_scale * f * c + input_scale * i * np.tanh(affine(w, "g", h, u))
+    return o * np.tanh(c), c
+
+
+def gru_step(w, u, h):
+    r, s = sigmoid(affine(w, "r", h, u)), sigmoid(affine(w, "s", h, u))
+    n = np.tanh(w["Vn"] @ u + w["bn"] + r * (w["Wn"] @ h + w["bhn"]))
+    return ((1 - s) * n + s * h,)
+
+
+def rnn_step(w, u, h):
+    return (np.tanh(w["W"] @ h + w["V"] @ u + w["b"]),)
+
+
+def antisymmetric_step(w, u, h, epsilon, gamma, gated):
+    k = w["W"] - w["W"].T - gamma * np.eye(len(h))
+    gate = sigmoid(k @ h + w["Vg"] @ u + w["bg"]) if gated else 1.0
+    return (h + epsilon * gate * np.tanh(k @ h + w["V"] @ u + w["b"]),)
+
+
+def lipschitz_step(w, u, h, beta, gamma, epsilon, midpoint):
+    def constrained(m):
+        return beta * (m - m.T) + (1 - beta) * (m + m.T) - gamma * np.eye(len(m))
+
+    def slope(h):
+        return constrained(w["MA"]) @ h + np.tanh(constrained(w["MW"]) @ h + w["V"] @ u + w["b"])
+
+    return (h + epsilon * slope(h + 0.5 * epsilon * slope(h) if midpoint else h),)
+
+
+def expm(a):
+    """The matrix exponential by its series, after halving the matrix until it is small, and squaring back."""
+    halvings = max(0, int(np.ceil(np.log2(np.abs(a).sum() + 1e-300))) + 1)
+    term = result = np.eye(len(a))
+    for k in range(1, 25):
+        term = term @ (a / 2**halvings) / k
+        result = result + term
+    for _ in range(halvings):
+        result = result @ result
+    return result
+
+
+def modrelu(x, b):
+    return np.array([np.sign(xi) * max(abs(xi) + bi, 0.0) for xi, bi in zip(x, b)])
+
+
+def exprnn_step(w, u, h):
+    return (modrelu(w["B"] @ expm(w["A"] - w["A"].T) @ h + w["V"] @ u, w["b"]),)
+
+
+def nnrnn_matrix(w):
+    d = 2 * len(w["gamma"])
+    schur = np.zeros((d, d))
+    for i, (g, t) in enumerate(zip(w["gamma"], w["theta"])):
+        block = slice(2 * i, 2 * i + 2)
+        schur[block, block] = g * np.array([[np.cos(t), -np.sin(t)], [np.sin(t), np.cos(t)]])
+    entries = iter(w["T"])
+    for row in range(d):
+        for column in range(2 * (row // 2) + 2, d):
+            schur[row, column] = next(entries)
+    p = expm(w["A"] - w["A"].T)
+    return p @ schur @ p.T
+
+
+def nnrnn_step(w, u, h):
+    return (modrelu(nnrnn_matrix(w) @ h + w["V"] @ u, w["b"]),)
+
+
+def cornn_step(w, u, y, z, dt, gamma, epsilon):
+    z = z + dt * (np.tanh(w["Wy"] @ y + w["Wz"] @ z + w["V"] @ u + w["b"]) - gamma * y - epsilon * z)
+    return y + dt * z, z
+
+
+def unicornn_step(w, u, y, z, dt, alpha):
+    s = dt * sigmoid(w["c"])
+    z = z - s * (np.tanh(w["w"] * y + w["V"] @ u + w["b"]) + alpha * y)
+    return y + s * z, z
+
+
+def indrnn_step(w, u, h):
+    return (np.maximum(w["w"] * h + w["V"] @ u + w["b"], 0.0),)
+
+
+def fastrnn_step(w, u, h):
+    return (sigmoid(w["beta"]) * h + sigmoid(w["alpha"]) * np.tanh(w["V"] @ u + w["W"] @ h + w["b"]),)
+
+
+def fastgrnn_step(w, u, h):
+    p = w["V"] @ u + w["W"] @ h
+    g = sigmoid(p + w["bg"])
+    return ((sigmoid(w["zeta"]) * (1 - g) + sigmoid(w["nu"])) * np.tanh(p + w["bh"]) + g * h,)
+
+
+def tarnn_step(w, u, h, previous, n, gate_outside):
+    """Here the state carries the previous input itself (None before the first step) and the number of the step."""
+    previous = u if previous is None else previous
+    gate = sigmoid(w["Ug"] @ h + w["Wg"] @ u + w["bg"])
+    a = w["U2"] @ h + w["W1"] @ u + w["W2"] @ previous + w["b1"]
+    s = h
+    for alpha in w["alpha"][:, min(n, w["alpha"].shape[1] - 1)]:
+        bracket = np.maximum(w["U1"] @ s + a, 0.0) - s - h + w["B1"] @ u + w["B2"] @ h
+        s = (1 - alpha) * s + alpha * bracket if gate_outside else s + alpha * gate * bracket
+    return ((1 - gate) * h + gate * s if gate_outside else s), u, n + 1
+
+
+def skiplstm_step(w, u, h, c, increment, pending, updates, gate=None):
+    """`gate`, a function of `pending`, stands for rounding."""
+    pending = pending + min(increment, 1.0 - pending)
+    g = np.round(pending) if gate is None else gate(pending)
+    f = sigmoid(affine(w, "f", h, u) + 1.0)
+    i, o = sigmoid(affine(w, "i", h, u)), sigmoid(affine(w, "o", h, u))
+    c_new = f * c + i * np.tanh(affine(w, "g", h, u))
+    h_new = o * np.tanh(c_new)
+    increment = g * sigmoid(w["wp"] @ c_new + w["bp"]) + (1 - g) * increment
+    return g * h_new + (1 - g) * h, g * c_new + (1 - g) * c, increment, (1 - g) * pending, updates + g
+
+
+def logsignature(increments, depth):
+    """The coefficients of the Lyndon words, by the sums that define the iterated integrals of a broken line."""
+    channels = increments.shape[1]
+    one = np.zeros(channels)
+    two = np.zeros((channels,) * 2)
+    three = np.zeros((channels,) * 3)
+    for p, a in enumerate(increments):
+        one += a
+        two += np.einsum("i,j->ij", a, a) / 2
+        three += np.einsum("i,j,k->ijk", a, a, a) / 6
+        for q, b in enumerate(increments[p + 1 :], start=p + 1):
+            two += np.einsum("i,j->ij", a, b)
+            three += np.einsum("i,j,k->ijk", a, a, b) / 2 + np.einsum("i,j,k->ijk", a, b, b) / 2
+            for c in increments[q + 1 :]:
+                three += np.einsum("i,j,k->ijk", a, b, c)
+    log_two = two - np.einsum("i,j->ij", one, one) / 2
+    log_three = (
+        three
+        - (np.einsum("i,jk->ijk", one, two) + np.einsum("ij,k->ijk", two, one)) / 2
+        + np.einsum("i,j,k->ijk", one, one, one) / 3
+    )
+    found = list(one)
+    letters = range(channels)
+    if depth > 1:
+        found += [log_two[i, j] for i in letters for j in letters if i < j]
+    if depth > 2:
+        found += [
+            log_three[i, j, k]
+            for i in letters
+            for j in letters
+            for k in letters
+            if (i, j, k) < (j, k, i) and (i, j, k) < (k, i, j)
+        ]
+    return np.array(found)
+
+
+def nrde(weights, inputs, window, depth, time_step, midpoint=False):
+    """The whole sequence (time, m): h at every step, held between the ends of windows."""
+    path = np.column_stack([time_step * np.arange(len(inputs)), inputs])
+    layers = weights["F"]
+    h = weights["L"] @ path[0] + weights["b"]
+    outputs = [h]
+
+    def slope(h, driver):
+        for k, (matrix, bias) in enumerate(layers):
+            h = matrix @ h + bias
+            if k < len(layers) - 1:
+                h = np.tanh(h) if k == len(layers) - 2 else np.maximum(h, 0.0)
+        return h.reshape(len(weights["b"]), len(driver)) @ driver
+
+    for n in range(1, len(path)):
+        if n % window == 0:
+            driver = logsignature(np.diff(path[n - window : n + 1], axis=0), depth)
+            k1 = slope(h, driver)
+            k2 = slope(h + k1 / 2, driver)
+            k3 = slope(h + k2 / 2, driver)
+            k4 = slope(h + k3, driver)
+            h = h + k2 if midpoint else h + (k1 + 2 * k2 + 2 * k3 + k4) / 6
+        outputs.append(h)
+    return np.array(outputs)

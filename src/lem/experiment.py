@@ -137,7 +137,7 @@ def _named(recipe: str, section: str, key: str, table: dict[str, Any], known: di
 def _options(function: Callable[..., Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the arguments of a function or class with their types, without those that others supply."""
     if isinstance(function, functools.partial):
-        skip, function = (*skip, *function.keywords), function.func
+        function = function.func
     hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
     names = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     return {name: hints.get(name, object) for name in names if name not in (*skip, "input_size")}

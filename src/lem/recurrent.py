@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -49,6 +50,7 @@ class Recurrent(nn.Module):
         dropout: the probability of dropping a layer's output on its way to the next layer.
         bidirectional: whether a second set of cells runs backwards in time.
         shared_dropout: draw one dropout mask per sequence instead of one per step.
+        layer_options: options of the cells of each layer, one mapping per layer, over the common ones.
         options: options of the cell; unknown ones are refused.
     """
 
@@ -64,6 +66,7 @@ class Recurrent(nn.Module):
         bidirectional: bool = False,
         *,
         shared_dropout: bool = False,
+        layer_options: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -71,8 +74,14 @@ class Recurrent(nn.Module):
             raise ValueError(f"`num_layers` of {self._name} must be a positive integer; got {num_layers!r}.")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"`dropout` of {self._name} must be a number in [0, 1); got {dropout!r}.")
+        if layer_options is not None and len(layer_options) != num_layers:
+            raise ValueError(
+                f"`layer_options` of {self._name} must have one entry for each of {num_layers} layers; "
+                f"got {len(layer_options)}."
+            )
         if not bias:
             options["bias"] = False
+        each = [{**options, **own} for own in layer_options or [{}] * num_layers]
         self.cell = cell
         self.input_size = input_size
         self.hidden_size = hidden_size
@@ -84,10 +93,17 @@ class Recurrent(nn.Module):
         self.shared_dropout = shared_dropout
         directions = 2 if bidirectional else 1
         self.cells = nn.ModuleList(
-            make_cell(cell, input_size if layer == 0 else directions * hidden_size, hidden_size, **options)
+            make_cell(cell, input_size if layer == 0 else directions * hidden_size, hidden_size, **each[layer])
             for layer in range(num_layers)
             for _ in range(directions)
         )
+        widths = {self._cell(i).state_sizes for i in range(len(self.cells))}
+        if len(widths) > 1:
+            raise ValueError(
+                f"`num_layers` of {self._name} must be 1 for cell {cell!r}: the width of its state "
+                f"{self.state_type._fields} depends on its input, so that the layers' states cannot be stacked; "
+                f"got {num_layers}."
+            )
 
     @property
     def _name(self) -> str:

@@ -6,19 +6,40 @@ import pickle
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from lem.cells import CELLS, Cell
-from lem.recurrent import make_cell
+from lem.cells import CELLS, Cell, NRDECell
+from lem.cells.table import TABLE, rows
+from lem.model import SequenceModel
+from lem.recurrent import Recurrent, make_cell
 from tests.close import assert_close
 
-# Options a cell needs to be built at all; everything else runs on its defaults.
-NEEDED: dict[str, dict] = {}
+# Every registered cell on its defaults, and what else of its options changes how it runs.
+CASES: dict[str, tuple[str, dict]] = {name: (name, {}) for name in CELLS} | {
+    "lstm, two biases": ("lstm", {"two_biases": True}),
+    "gru, two biases": ("gru", {"two_biases": True}),
+    "rnn, two biases": ("rnn", {"two_biases": True}),
+    "rnn, no bias": ("rnn", {"bias": False}),
+    "lipschitz, Euler": ("lipschitz", {"solver": "euler"}),
+    "exprnn, input bias": ("exprnn", {"input_bias": True}),
+    "unicornn, reconstructed": ("unicornn", {"reconstruct": True}),
+    "tarnn, two iterations": ("tarnn", {"length": 4, "iterations": 2}),
+    "tarnn, gate inside": ("tarnn", {"gate_outside": False}),
+    "skiplstm, learned start": ("skiplstm", {"learn_initial_state": True}),
+    # Smaller than the defaults, which differ in nothing but the time a test takes.
+    "nrde": ("nrde", {"inner_size": 3, "window": 2, "length": 8}),
+    "nrde, depth 3": ("nrde", {"inner_size": 2, "window": 3, "depth": 3, "layers": 1, "solver": "midpoint"}),
+    "nrde, depth 1": ("nrde", {"inner_size": 3, "window": 1, "depth": 1, "layers": 3}),
+}
+STRAIGHT_THROUGH = ("skiplstm", "skiplstm, learned start")
+"""Their gradient is defined, not derived: see test_skiplstm.py."""
 STEPS, BATCH, INPUT, HIDDEN = 7, 3, 2, 4
 
 
-def build(name, dtype=torch.float64, **options) -> Cell:
+def build(case, dtype=torch.float64) -> Cell:
+    name, options = CASES[case]
     torch.manual_seed(1)
-    return make_cell(name, INPUT, HIDDEN, **NEEDED.get(name, {}), dtype=dtype, **options)
+    return make_cell(name, INPUT, HIDDEN, **options, dtype=dtype)
 
 
 def inputs(steps=STEPS, batch=BATCH, dtype=torch.float64):
@@ -26,18 +47,21 @@ def inputs(steps=STEPS, batch=BATCH, dtype=torch.float64):
 
 
 def random_state(cell, batch=BATCH):
-    generator = torch.Generator().manual_seed(3)
-    start = cell.init_state(batch)
-    return cell.state_type(*(torch.rand(s.shape, dtype=s.dtype, generator=generator) - 0.5 for s in start))
+    """Return a state the cell can be in: the one after some random input."""
+    u = torch.randn(3, batch, INPUT, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        return cell.sequence(u)[1]
 
 
-@pytest.fixture(params=sorted(CELLS))
+@pytest.fixture(params=sorted(CASES))
 def name(request):
     return request.param
 
 
 @pytest.mark.parametrize("check", [gradcheck, gradgradcheck])
 def test_gradients_of_inputs_parameters_and_initial_state(name, check):
+    if name in STRAIGHT_THROUGH:
+        pytest.skip("a straight-through gradient is not that of the function")
     cell = build(name)
     parameters = dict(cell.named_parameters())
     u, state = inputs(3, 2), random_state(cell, 2)
@@ -52,7 +76,10 @@ def test_gradients_of_inputs_parameters_and_initial_state(name, check):
         outputs, final = torch.func.functional_call(call, given, (u, cell.state_type(*rest[:split])))
         return (outputs, *final)
 
-    assert check(run, (u, *state, *parameters.values()))
+    leaves = (u, *state, *parameters.values())
+    # The fast mode compares one random direction: enough for the second derivative, which autograd composes.
+    fast = check is gradgradcheck or sum(leaf.numel() for leaf in leaves) > 150
+    assert check(run, leaves, fast_mode=fast)
 
 
 class Sequence(torch.nn.Module):
@@ -68,15 +95,25 @@ class Sequence(torch.nn.Module):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("lengths", [None, [7, 1, 4]])
-def test_sequence_equals_the_loop(name, lengths, reverse):
-    cell, u = build(name), inputs()
-    state = random_state(cell)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_sequence_equals_the_loop(name, fresh, lengths, reverse):
+    """Where a cell overrides `sequence`, outputs, final state and all gradients are those of the loop."""
+    cell, u = build(name), inputs().requires_grad_()
+    state = None if fresh else tuple(s.requires_grad_() for s in random_state(cell))
     lengths = None if lengths is None else torch.tensor(lengths)
-    fused, fused_final = cell.sequence(u, state, lengths, reverse)
-    looped, looped_final = Cell.sequence(cell, u, state, lengths, reverse)
-    assert_close(fused, looped, "float64")
-    for a, b in zip(fused_final, looped_final):
+    leaves = [u, *(state or ()), *cell.parameters()]
+    found = []
+    for run in (type(cell).sequence, Cell.sequence):
+        outputs, final = run(cell, u, state, lengths, reverse)
+        generator = torch.Generator().manual_seed(4)
+        total = sum((s * torch.randn(s.shape, dtype=s.dtype, generator=generator)).sum() for s in (outputs, *final))
+        found.append(((outputs, *final), torch.autograd.grad(total, leaves, allow_unused=True)))
+    (values, gradients), (values_too, gradients_too) = found
+    for a, b in zip(values, values_too):
         assert_close(a, b, "float64")
+    for a, b, leaf in zip(gradients, gradients_too, leaves):
+        zero = torch.zeros_like(leaf)
+        assert_close(zero if a is None else a, zero if b is None else b, "float64 gradient")
 
 
 def test_later_inputs_do_not_change_earlier_outputs(name):
@@ -169,6 +206,92 @@ def test_copies_compute_the_same(name, tmp_path):
 def test_the_seed_decides_the_weights(name):
     first, second = build(name).state_dict(), build(name).state_dict()
     assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_the_declared_number_of_parameters_is_the_real_one(name):
+    """The formula in the table of `lem models` gives what a cell has on its defaults."""
+    cell = build(name)
+    known = {"d": HIDDEN, "m": INPUT, **vars(cell)}
+    if isinstance(cell, NRDECell):
+        known["inner_size"] = cell.field[0].out_features
+    if CASES[name][1].keys() & {"two_biases", "bias", "input_bias", "learn_initial_state"}:
+        pytest.skip("an option that changes the number")
+    expected = eval(TABLE[CASES[name][0]].parameters, {}, known)
+    assert sum(p.numel() for p in cell.parameters()) == expected
+
+
+def test_every_cell_is_in_the_table():
+    assert list(TABLE) == list(CELLS)
+    assert [row[0] for row in rows()] == list(CELLS)
+
+
+def test_layers_and_directions(name):
+    """Two layers in both directions, with lengths and packed input; or the reason why not."""
+    registered, options = CASES[name]
+    u, lengths = inputs(), torch.tensor([7, 1, 4])
+    if registered == "nrde":
+        with pytest.raises(ValueError, match="width of its state"):
+            Recurrent(registered, INPUT, HIDDEN, 2, **options)
+        layer = Recurrent(registered, INPUT, HIDDEN, 1, bidirectional=True, dtype=torch.float64, **options)
+    else:
+        layer = Recurrent(registered, INPUT, HIDDEN, 2, bidirectional=True, dtype=torch.float64, **options)
+    outputs, state = layer(u, lengths=lengths)
+    packed, state_too = layer(pack_padded_sequence(u, lengths, enforce_sorted=False))
+    assert outputs.shape == (STEPS, BATCH, 2 * HIDDEN)
+    assert_close(pad_packed_sequence(packed)[0], outputs, "float64")
+    for a, b in zip(state, state_too):
+        assert_close(a, b, "float64")
+
+
+def test_training_keeps_the_cell_sound(name):
+    """The hooks of training in their order: every parameter is in a group once, learns, and stays finite."""
+    cell, u = build(name), inputs()
+    groups = cell.param_groups(0.01)
+    assert sorted(id(p) for g in groups for p in g["params"]) == sorted(id(p) for p in cell.parameters())
+    optimizer = torch.optim.Adam(groups)
+    before = [p.detach().clone() for p in cell.parameters()]
+    for _ in range(3):
+        optimizer.zero_grad()
+        outputs, _ = cell.sequence(u)
+        penalty = cell.penalty()
+        ((outputs - 0.5) ** 2).mean().add(0.0 if penalty is None else penalty).backward()
+        optimizer.step()
+        cell.after_update()
+    assert all(p.isfinite().all() for p in cell.parameters())
+    assert sum(not torch.equal(a, b) for a, b in zip(before, cell.parameters())) >= len(before) // 2
+
+
+@pytest.mark.slow
+def test_eight_short_sequences_are_learnt_by_heart(name):
+    """Eight random sequences of eight steps, one random target each, to a hundredth of the targets' variance."""
+    registered, options = CASES[name]
+    torch.manual_seed(5)
+    options = {**options, **LEARNING.get(registered, {})}
+    model = SequenceModel(registered, INPUT, 32, 1, **options)
+    u, target = torch.randn(8, 8, INPUT), torch.randn(8, 1)
+    optimizer = torch.optim.Adam(model.param_groups(0.01))
+    for _ in range(1500):
+        optimizer.zero_grad()
+        loss = ((model(u)[0] - target) ** 2).mean()
+        penalty = model.penalty()
+        (loss if penalty is None else loss + penalty).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        model.after_update()
+        if loss.item() < 0.01 * target.var().item():
+            return
+    pytest.fail(f"loss {loss.item():.3g} of a variance of {target.var().item():.3g} after 1500 updates")
+
+
+LEARNING: dict[str, dict] = {
+    "antisymmetric": {"epsilon": 0.5},
+    "antisymmetric-gated": {"epsilon": 0.5},
+    "lipschitz": {"epsilon": 0.5},
+    "cornn": {"dt": 0.5, "gamma": 1.0, "epsilon": 1.0},
+    "unicornn": {"dt": 0.5},
+    "nrde": {"window": 1},
+}
+"""Steps in keeping with eight inputs: the defaults are for hundreds."""
 
 
 def test_degrees_of_freedom_do_not_exceed_the_stored_numbers(name):

@@ -22,6 +22,17 @@ class Hidden(NamedTuple):
     h: Tensor
 
 
+def within(owner: object, name: str, value: Any, interval: str) -> float:
+    """Return `value` as a float if it is a number inside `interval`, written "(0, 2]"; refuse it otherwise."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    above = number and (value > low or (value == low and interval[0] == "["))
+    if not (above and (value < high or (value == high and interval[-1] == "]"))):
+        who = owner if isinstance(owner, str) else type(owner).__name__
+        raise ValueError(f"`{name}` of {who} must be a number in {interval}; got {value!r}.")
+    return float(value)
+
+
 class Cell(nn.Module):
     """One step of a recurrent network: the contract every model of the library fulfils.
 

@@ -1,17 +1,27 @@
-"""`lem evaluate`: what is done with a trained model."""
+"""`lem models` and `lem evaluate`: which models there are, and what is done with a trained one."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
 from lem import experiment, report
+from lem.cells import table
 
 
 def add(commands: Any) -> None:
     """Add this topic's commands."""
+    models = commands.add_parser("models", help="list the models: equation, state, parameters, reference")
+    models.set_defaults(command=_models)
+
     evaluate = commands.add_parser("evaluate", help="evaluate the best weights of a run on the test split")
     evaluate.add_argument("run", type=Path, help="a run folder")
     evaluate.set_defaults(command=_evaluate)
+
+
+def _models(_: argparse.Namespace) -> int:
+    for name, equation, state, parameters, reference in table.rows():
+        print(f"{name:20} {equation}\n{'':20} state {state}; parameters {parameters}; {reference}")
+    return 0
 
 
 def _evaluate(options: argparse.Namespace) -> int:

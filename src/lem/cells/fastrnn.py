@@ -1,0 +1,131 @@
+"""FastRNN and FastGRNN: a plain RNN with a weighted residual connection, and its gated form."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lem.cells.base import Cell, Hidden, State
+from lem.shapes import Float
+
+
+class FastRNNCell(Cell):
+    """FastRNN, one step: Kusupati, Singh, Bhatia, Kumar, Jain and Varma (NeurIPS 2018).
+
+        h = sigmoid(beta) h + sigmoid(alpha) tanh(W h + V u + b)          alpha, beta scalars
+
+    Parameters: weight_u (d, m) = V, weight_h (d, d) = W, bias (d,), alpha (), beta ().
+
+    Differs from the paper: none; the matrices have full rank, as in the sizes of the paper's tables.
+
+    Args:
+        input_size: the number of input channels m.
+        hidden_size: the number of units d.
+        bias: whether the affine map has a bias.
+        device: where the parameters live.
+        dtype: the type of the parameters.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        d = hidden_size
+        self.weight_u = nn.Parameter(torch.empty(d, input_size, device=device, dtype=dtype))
+        self.weight_h = nn.Parameter(torch.empty(d, d, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(d, device=device, dtype=dtype)) if bias else None
+        self.alpha = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.beta = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the matrices from N(0, 0.1^2); b = 1, alpha = -3, beta = 3."""
+        with torch.no_grad():
+            self.weight_u.normal_(0.0, 0.1)
+            self.weight_h.normal_(0.0, 0.1)
+            if self.bias is not None:
+                self.bias.fill_(1.0)
+            self.alpha.fill_(-3.0)
+            self.beta.fill_(3.0)
+
+    def prepare(self, batch: int) -> tuple[Tensor, ...]:
+        """Compute both weights of the sum."""
+        return torch.sigmoid(self.alpha), torch.sigmoid(self.beta)
+
+    def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
+        """Compute V u + b."""
+        return functional.linear(u, self.weight_u, self.bias)
+
+    def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Tensor) -> State:
+        """Advance h."""
+        (h,), (new, old) = state, prepared
+        return Hidden(old * h + new * torch.tanh(x + functional.linear(h, self.weight_h)))
+
+
+class FastGRNNCell(Cell):
+    """FastGRNN, one step: Kusupati, Singh, Bhatia, Kumar, Jain and Varma (NeurIPS 2018).
+
+        p = W h + V u                                                     shared by gate and candidate
+        g = sigmoid(p + b_g)
+        h = (sigmoid(zeta) (1 - g) + sigmoid(nu)) * tanh(p + b_h) + g * h         zeta, nu scalars
+
+    Parameters: weight_u (d, m) = V, weight_h (d, d) = W, bias (2d,) = b_g, b_h, zeta (), nu ().
+
+    Differs from the paper: none; the matrices have full rank, as in the sizes of the paper's tables.
+
+    Args:
+        input_size: the number of input channels m.
+        hidden_size: the number of units d.
+        bias: whether gate and candidate have biases.
+        device: where the parameters live.
+        dtype: the type of the parameters.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        d = hidden_size
+        self.weight_u = nn.Parameter(torch.empty(d, input_size, device=device, dtype=dtype))
+        self.weight_h = nn.Parameter(torch.empty(d, d, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(2 * d, device=device, dtype=dtype)) if bias else None
+        self.zeta = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.nu = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the matrices from N(0, 0.1^2); both biases are 1, zeta = 1, nu = -4."""
+        with torch.no_grad():
+            self.weight_u.normal_(0.0, 0.1)
+            self.weight_h.normal_(0.0, 0.1)
+            if self.bias is not None:
+                self.bias.fill_(1.0)
+            self.zeta.fill_(1.0)
+            self.nu.fill_(-4.0)
+
+    def prepare(self, batch: int) -> tuple[Tensor, ...]:
+        """Compute both scalars."""
+        return torch.sigmoid(self.zeta), torch.sigmoid(self.nu)
+
+    def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
+        """Compute V u; the two biases differ and are added in the step."""
+        return functional.linear(u, self.weight_u)
+
+    def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Tensor) -> State:
+        """Advance h."""
+        (h,), (zeta, nu) = state, prepared
+        p = x + functional.linear(h, self.weight_h)
+        b_g, b_h = (0.0, 0.0) if self.bias is None else self.bias.chunk(2)
+        g = torch.sigmoid(p + b_g)
+        return Hidden((zeta * (1 - g) + nu) * torch.tanh(p + b_h) + g * h)

@@ -1,0 +1,146 @@
+"""LSTM, its chrono initialisation and the paper's two dt-LSTMs."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lem.cells.base import Cell, State, within
+from lem.cells.torch_kernels import run_kernel
+from lem.shapes import Float, Int
+
+
+class LSTMState(NamedTuple):
+    """The hidden state `h`, which is the output, and the cell state `c`."""
+
+    h: Tensor
+    c: Tensor
+
+
+class LSTMCell(Cell):
+    """Long short-term memory, one step: Hochreiter and Schmidhuber (1997) with the forget gate of Gers et al. (2000).
+
+        i, f, o = sigmoid(W h + V u + b)          each with its own W, V, b
+        g       = tanh(W_g h + V_g u + b_g)
+        c       = forget_scale * f * c + input_scale * i * g
+        h       = o * tanh(c)
+
+    Parameters, with rows in torch's order i, f, g, o: weight_u (4d, m), weight_h (4d, d), bias (4d,), and with
+    `two_biases` also bias_h (4d,). A sequence runs on torch's own kernel unless a gate is scaled.
+
+    Differs from the paper: none. (nn.LSTM has two biases where the equation has one; see `two_biases`.)
+
+    Args:
+        input_size: the number of input channels m.
+        hidden_size: the number of units d.
+        bias: whether the affine maps have biases.
+        two_biases: give each gate a second bias, as nn.LSTM does.
+        t_max: initialise by the chrono rule of Tallec and Ollivier (2018) for memories of up to `t_max` steps:
+            b_f = log U[1, t_max - 1], b_i = -b_f, all other biases zero.
+        forget_scale: the factor of the forget gate.
+        input_scale: the factor of the input gate.
+        device: where the parameters live.
+        dtype: the type of the parameters.
+    """
+
+    state_type = LSTMState
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        *,
+        two_biases: bool = False,
+        t_max: float | None = None,
+        forget_scale: float = 1.0,
+        input_scale: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        self.t_max = None if t_max is None else within(self, "t_max", t_max, "(2, inf)")
+        self.forget_scale = within(self, "forget_scale", forget_scale, "[0, 1]")
+        self.input_scale = within(self, "input_scale", input_scale, "[0, 1]")
+        if not bias and (two_biases or t_max is not None):
+            raise ValueError("`bias` of LSTMCell must be True where `two_biases` or `t_max` is given.")
+        d = hidden_size
+        self.weight_u = nn.Parameter(torch.empty(4 * d, input_size, device=device, dtype=dtype))
+        self.weight_h = nn.Parameter(torch.empty(4 * d, d, device=device, dtype=dtype))
+        for name, present in (("bias", bias), ("bias_h", two_biases)):
+            value = nn.Parameter(torch.empty(4 * d, device=device, dtype=dtype)) if present else None
+            self.register_parameter(name, value)
+        self.bias: nn.Parameter | None
+        self.bias_h: nn.Parameter | None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights uniform in +-1/sqrt(d) as torch does; with `t_max` the chrono rule for the biases."""
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.uniform_(-bound, bound)
+            if self.t_max is not None and self.bias is not None:
+                for b in (self.bias, self.bias_h):
+                    if b is not None:
+                        b.zero_()
+                # 1 / (1 - f) = 1 + U then spreads over [2, t_max] steps.
+                i, f, *_ = self.bias.chunk(4)
+                f.uniform_(1.0, self.t_max - 1.0).log_()
+                i.copy_(-f)
+
+    def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
+        """Compute V u + b of all four gates."""
+        bias = self.bias if self.bias_h is None or self.bias is None else self.bias + self.bias_h
+        return functional.linear(u, self.weight_u, bias)
+
+    def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Tensor) -> State:
+        """Advance (h, c)."""
+        h, c = state
+        i, f, g, o = (x + functional.linear(h, self.weight_h)).chunk(4, dim=-1)
+        keep, write = self.forget_scale * torch.sigmoid(f), self.input_scale * torch.sigmoid(i)
+        c = keep * c + write * torch.tanh(g)
+        return LSTMState(torch.sigmoid(o) * torch.tanh(c), c)
+
+    def sequence(
+        self,
+        u: Float[Tensor, "time batch input"],
+        state: State | None = None,
+        lengths: Int[Tensor, "batch"] | None = None,
+        reverse: bool = False,
+    ) -> tuple[Float[Tensor, "time batch output"], State]:
+        """Run over time on torch's kernel, which knows no scaled gates: those run by the loop."""
+        if self.forget_scale != 1.0 or self.input_scale != 1.0:
+            return super().sequence(u, state, lengths, reverse)
+        weights = [self.weight_u, self.weight_h, self.bias, self.bias_h]
+        return run_kernel(torch.lstm, self, weights, u, state, lengths, reverse)
+
+
+def dt_lstm_v1(
+    input_size: int,
+    hidden_size: int,
+    bias: bool = True,
+    *,
+    dt: float = 0.5,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> LSTMCell:
+    """Return the paper's first dt-LSTM: both the forget and the input gate are multiplied by `dt`."""
+    dt = within("dt-lstm-v1", "dt", dt, "(0, 1]")
+    return LSTMCell(input_size, hidden_size, bias, forget_scale=dt, input_scale=dt, device=device, dtype=dtype)
+
+
+def dt_lstm_v2(
+    input_size: int,
+    hidden_size: int,
+    bias: bool = True,
+    *,
+    dt: float = 0.5,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> LSTMCell:
+    """Return the paper's second dt-LSTM: the forget gate is multiplied by 1 - `dt`, the input gate by `dt`."""
+    dt = within("dt-lstm-v2", "dt", dt, "(0, 1)")
+    return LSTMCell(input_size, hidden_size, bias, forget_scale=1.0 - dt, input_scale=dt, device=device, dtype=dtype)
