@@ -1,9 +1,11 @@
 """Models: an encoder, recurrent layers and a readout."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lem.cells import Cell, State
 from lem.recurrent import Recurrent
@@ -30,6 +32,11 @@ class SequenceModel(nn.Module):
         tied: use the embedding's matrix as the readout's weight.
         input_dropout: dropout of the layers' input, after the embedding.
         output_dropout: dropout of what the readout reads.
+        conv_channels: put a convolution over time with so many channels, and a ReLU, before the layers; with the cell
+            "lstm" and `bidirectional` this is the BiLSTM with 1-d convolution of the paper's EigenWorms table.
+        conv_kernel: the number of steps the convolution sees.
+        conv_stride: the number of steps between two of its outputs.
+        layer_options: options of the cells of each layer, one mapping per layer, over the common ones.
         readout_init: "kaiming" (the authors: normal weights, std sqrt(2 / hidden)) or "torch" (nn.Linear's default).
         options: options of the cell; unknown ones are refused.
     """
@@ -51,6 +58,10 @@ class SequenceModel(nn.Module):
         tied: bool = False,
         input_dropout: float = 0.0,
         output_dropout: float = 0.0,
+        conv_channels: int | None = None,
+        conv_kernel: int = 8,
+        conv_stride: int = 1,
+        layer_options: Sequence[Mapping[str, Any]] | None = None,
         readout_init: str = "kaiming",
         **options: Any,
     ) -> None:
@@ -61,6 +72,15 @@ class SequenceModel(nn.Module):
         self.input_size = input_size
         self.every_step = every_step
         self.embedding = nn.Embedding(input_size, width) if symbols else None
+        self.conv = None
+        if conv_channels is not None:
+            if every_step:
+                raise ValueError(
+                    "`conv_channels` of SequenceModel must be None where every step is read out: the convolution "
+                    f"shortens time; got {conv_channels}."
+                )
+            self.conv = nn.Conv1d(width, conv_channels, conv_kernel, conv_stride)
+            width = conv_channels
         self.input_dropout = nn.Dropout(input_dropout)
         self.output_dropout = nn.Dropout(output_dropout)
         self.recurrent = Recurrent(
@@ -71,6 +91,7 @@ class SequenceModel(nn.Module):
             dropout=dropout,
             bidirectional=bidirectional,
             shared_dropout=shared_dropout,
+            layer_options=layer_options,
             **options,
         )
         features = hidden_size * (2 if bidirectional else 1)
@@ -90,8 +111,21 @@ class SequenceModel(nn.Module):
     ) -> tuple[Tensor, State]:
         """Return the prediction, at every step or after the last one, and the final state."""
         u = inputs if self.embedding is None else self.embedding(inputs)
+        if self.conv is not None:
+            if state is not None:
+                raise ValueError("`state` of a SequenceModel with a convolution must be None: it sees whole sequences.")
+            u, lengths = self._convolve(self.conv, u, lengths)
         outputs, state = self.recurrent(self.input_dropout(u), state, lengths)
         return self.readout(self.output_dropout(outputs if self.every_step else self._last(state))), state
+
+    def _convolve(self, conv: nn.Conv1d, u: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Convolve over time; a row keeps the outputs that see nothing of its padding."""
+        kernel, stride = conv.kernel_size[0], conv.stride[0]
+        if lengths is not None:
+            inside = torch.arange(len(u), device=u.device)[:, None] < lengths.to(u.device)
+            u = u.masked_fill(~inside[:, :, None], 0.0)
+            lengths = (lengths - kernel) // stride + 1
+        return functional.relu(conv(u.permute(1, 2, 0))).permute(2, 0, 1), lengths
 
     def _last(self, state: State) -> Tensor:
         """Return what the top layer shows at the end of each row: in both directions where there are two."""
