@@ -350,8 +350,8 @@ def _result(
     }
 
 
-def evaluate_run(folder: RunFolder) -> float:
-    """Evaluate the best weights of a run on the test split again."""
+def load_run(folder: RunFolder) -> tuple[Task, SequenceModel]:
+    """Return the task of a run and its model with the weights of the best epoch."""
     recipe = folder.recipe()
     weights = folder.path / "best.safetensors"
     if not weights.is_file():
@@ -359,7 +359,13 @@ def evaluate_run(folder: RunFolder) -> float:
     task = build_task(recipe)
     model = build_model(recipe, task, seed=0)
     model.load_state_dict(load_file(weights))
-    return evaluate(model, task.test(), metric=task.metric, batch_size=recipe.train["batch_size"])
+    return task, model
+
+
+def evaluate_run(folder: RunFolder) -> float:
+    """Evaluate the best weights of a run on the test split again."""
+    task, model = load_run(folder)
+    return evaluate(model, task.test(), metric=task.metric, batch_size=folder.recipe().train["batch_size"])
 
 
 def publish(folder: RunFolder, results: Path) -> Path:

@@ -91,6 +91,14 @@ def test_the_law_of_a_synthetic_tail_is_found(law, verdict):
     assert_close(found.exponent if law == "power" else 1 / found.rate, 2.5 if law == "power" else 20.0, "estimate")
 
 
+def test_clusters_of_gates_are_found():
+    gate = timescales.GateScales("dt_y", 2)
+    generator = torch.Generator().manual_seed(0)
+    for centre, count in ((0.02, 4000), (1.0, 6000)):
+        gate.add(centre * torch.exp(0.15 * torch.randn(count, 2, generator=generator)))
+    assert_close(gate.modes, [1.0, 0.02], "estimate")
+
+
 def test_a_tail_of_neither_law_is_said_to_be_so():
     histogram = Histogram(timescales.LOG_EDGES)
     histogram.add(np.concatenate([np.full(10_000, 1.0), np.full(5_000, 0.1), np.full(5_000, 1e-4)]))

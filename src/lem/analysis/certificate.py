@@ -177,15 +177,23 @@ def certify(
     )
 
 
-def certify_layers(layer: Recurrent, u: Float[Tensor, "time batch input"]) -> list[Certificate]:
-    """Certify every cell of a layer of LEM, each on what it reads when `layer` runs over `u` (time-major)."""
+def certify_layers(
+    layer: Recurrent,
+    u: Float[Tensor, "time batch input"],
+    error: Float[Tensor, "batch output"] | None = None,
+) -> list[Certificate]:
+    """Certify every cell of a layer of LEM, each on what it reads when `layer` runs over `u` (time-major).
+
+    `error` is the gradient that arrives at the last output of the top layer; the layers below are taken alone.
+    """
     cells, found = lem_cells(layer), []
     directions = 2 if layer.bidirectional else 1
     for number in range(layer.num_layers):
         outputs = []
         for k, cell in enumerate(cells[number * directions : (number + 1) * directions]):
-            read = u.flip(0) if k else u
-            found.append(certify(cell, read.detach(), name=f"LEM, layer {number}" + (", backwards" if k else "")))
+            read, name = (u.flip(0) if k else u).detach(), f"LEM, layer {number}" + (", backwards" if k else "")
+            arriving = error.chunk(directions, -1)[k] if error is not None and number == layer.num_layers - 1 else None
+            found.append(certify(cell, read, arriving, name))
             with torch.no_grad():
                 outputs.append(cell.sequence(u, reverse=bool(k))[0])
         u = torch.cat(outputs, dim=-1)

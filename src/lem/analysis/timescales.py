@@ -161,6 +161,17 @@ class GateScales:
         """The typical time constant of every unit, in steps: 1 / geometric mean of its gate."""
         return np.exp(-self.log_sum / self.count)
 
+    @property
+    def modes(self) -> list[float]:
+        """The values around which the gates gather: peaks of its histogram, smoothed, the highest first."""
+        smooth = np.convolve(self.log.counts, np.ones(9), "same")
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(smooth, 10), 21)
+        peaks = np.flatnonzero((smooth == windows.max(1)) & (smooth > 0.05 * smooth.max()))
+        centres = np.sqrt(self.log.edges[1:] * self.log.edges[:-1])
+        # A flat top is one peak.
+        apart = [p for k, p in enumerate(peaks) if k == 0 or p - peaks[k - 1] > 10]
+        return [float(centres[p]) for p in sorted(apart, key=lambda p: -smooth[p])]
+
 
 @dataclass(frozen=True)
 class Scales:
@@ -182,6 +193,7 @@ class Scales:
             ranking = self.ranking(k)
             row: dict[str, Any] = {"gate": gate.name, "values": gate.log.total}
             row |= {f"q{round(100 * q):02d}": gate.log.quantile(q) for q in (0.01, 0.1, 0.5, 0.9, 0.99)}
+            row["modes"] = gate.modes
             row["decades"] = math.log10(row["q99"] / row["q01"])
             row["slowest"], row["fastest"] = ranking[0], ranking[-1]
             try:
@@ -204,6 +216,7 @@ class Scales:
             quantiles = "  ".join(f"{row[q]:8.2e}" for q in ("q01", "q10", "q50", "q90", "q99"))
             lines.append(f"{row['gate']:{width}}  {quantiles}  {row['decades']:7.2f}  {law}")
         for row in self.rows():
+            lines.append(f"{row['gate']} gathers around {', '.join(f'{mode:.2g}' for mode in row['modes'])}")
             for word in ("slowest", "fastest"):
                 unit, steps = row[word]
                 lines.append(f"{word} unit of {row['gate']}: {unit}, time constant {self.duration(steps)}")
