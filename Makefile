@@ -4,7 +4,7 @@ BIN := .venv/bin
 SETUP := .venv/.ready
 SOURCES := src tests tools
 
-.PHONY: setup demo test test-slow check check-all lint types imports size
+.PHONY: setup demo test test-slow check check-all lint types imports size docs
 
 setup: $(SETUP)
 
@@ -37,4 +37,10 @@ size: $(SETUP)
 
 check: lint types imports size test  ## what must be green before every commit
 
-check-all: check test-slow
+docs: $(SETUP)  ## build the documentation into docs/_build/html
+	@$(BIN)/python -c "import sphinx, furo, myst_parser" 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+check-all: check test-slow docs

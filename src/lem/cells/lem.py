@@ -25,7 +25,7 @@ class LEMState(NamedTuple):
 
 
 class LEMCell(Cell):
-    """Long Expressive Memory, one step: equation (3) of Rusch, Mishra, Erichson and Mahoney (ICLR 2022).
+    """Long Expressive Memory, one step: equation (3) of Rusch, Mishra, Erichson and Mahoney (ICLR 2022)::
 
         dt_z = dt * sigmoid(W_1 y + V_1 u + b_1)
         dt_y = dt * sigmoid(W_2 y + V_2 u + b_2)
@@ -35,11 +35,13 @@ class LEMCell(Cell):
     The two gates are learned time steps: `dt_z` (the paper's Delta t_n) drives z, `dt_y` (its bar Delta t_n) drives y.
     Called as `cell(u, (y, z)) -> (y, z)`, like nn.LSTMCell.
 
-    Parameters, with rows in the order of the equation (d hidden units, m inputs):
+    Its weights, with rows in the order of the equation (d hidden units, m inputs)::
+
         weight_u  (4d, m)  V_1, V_2, V_z, V_y      what acts on the input
         weight_y  (3d, d)  W_1, W_2, W_z           what acts on y
         weight_z  (d, d)   W_y                     what acts on z
         bias      (4d,)    b_1, b_2, b_z, b_y
+
     With `single_scale` the rows of both gates are absent.
 
     Differs from the paper: none. (The authors' code has two biases where the equation has one; see `from_official`.)

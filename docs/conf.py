@@ -1,0 +1,25 @@
+"""How the documentation is built: `make docs`."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "src"))
+
+import lem  # noqa: E402
+
+project = "long-expressive-memory"
+author = "The long-expressive-memory developers"
+copyright = author
+version = release = lem.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "long-expressive-memory"
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_default_options = {"members": True, "show-inheritance": False}
+napoleon_use_ivar = True
+suppress_warnings = ["myst.header", "ref.python"]
