@@ -38,7 +38,7 @@ size: $(SETUP)
 check: lint types imports size test  ## what must be green before every commit
 
 docs: $(SETUP)  ## build the documentation into docs/_build/html
-	@$(BIN)/python -c "import sphinx, furo, myst_parser" 2>/dev/null || \
+	@$(BIN)/python -c "import sphinx, furo, myst_parser, latex2mathml" 2>/dev/null || \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"

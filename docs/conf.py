@@ -6,6 +6,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "src"))
 
+import latex2mathml.converter  # noqa: E402
+from docutils import nodes  # noqa: E402
+
 import lem  # noqa: E402
 
 project = "long-expressive-memory"
@@ -23,3 +26,20 @@ autodoc_typehints = "description"
 autodoc_default_options = {"members": True, "show-inheritance": False}
 napoleon_use_ivar = True
 suppress_warnings = ["myst.header", "ref.python"]
+html_static_path = ["_static"]
+html_css_files = ["lem.css"]
+html_math_renderer = "mathml"
+
+
+def setup(app):
+    """Render mathematics as MathML, which browsers show without a script from elsewhere."""
+
+    def inline(self, node):
+        self.body.append(latex2mathml.converter.convert(node.astext()))
+        raise nodes.SkipNode
+
+    def block(self, node):
+        self.body.append(latex2mathml.converter.convert(node.astext(), display="block"))
+        raise nodes.SkipNode
+
+    app.add_html_math_renderer("mathml", (inline, None), (block, None))
