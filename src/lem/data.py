@@ -27,6 +27,18 @@ class Batch(NamedTuple):
     lengths: Tensor | None = None
     carry: bool = False
 
+    @property
+    def every_step(self) -> bool:
+        """Whether the targets have the input's time axis."""
+        return self.targets.dim() > 1 and self.targets.shape[:2] == self.inputs.shape[:2]
+
+    def to(self, device: str) -> "Batch":
+        """Return the batch on a device."""
+        if device == "cpu":
+            return self
+        lengths = None if self.lengths is None else self.lengths.to(device)
+        return self._replace(inputs=self.inputs.to(device), targets=self.targets.to(device), lengths=lengths)
+
 
 class Split(Protocol):
     """A part of a data set: training, validation or test."""
@@ -92,6 +104,40 @@ class ArraySplit:
             generator = torch.Generator().manual_seed(mix(seed, epoch))
             self._order = (epoch, seed), torch.randperm(len(self), generator=generator)
         return self._order[1]
+
+
+def rows(batch: Batch, part: int, parts: int) -> Batch:
+    """Return the rows of a batch that fall to one of several equal parts, which may be empty."""
+    if parts == 1:
+        return batch
+    count = batch.inputs.shape[1]
+    chosen = slice(part * count // parts, (part + 1) * count // parts)
+    targets = batch.targets[:, chosen] if batch.every_step else batch.targets[chosen]
+    return batch._replace(
+        inputs=batch.inputs[:, chosen],
+        targets=targets,
+        lengths=None if batch.lengths is None else batch.lengths[chosen],
+    )
+
+
+def at_steps(batch: Batch, steps: Int[Tensor, "count"]) -> Batch:
+    """Return a batch of full rows at some of its time steps only."""
+    if batch.lengths is not None:
+        raise ValueError("`subsample` and `truncate` need sequences of one length; this batch has `lengths`.")
+    return batch._replace(
+        inputs=batch.inputs[steps], targets=batch.targets[steps] if batch.every_step else batch.targets
+    )
+
+
+def random_steps(length: int, count: int, seed: int) -> Int[Tensor, "count"]:
+    """Draw `count` distinct time steps, in order; all of them where there are no more."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(length, generator=generator)[:count].sort().values
+
+
+def even_steps(length: int, count: int) -> Int[Tensor, "count"]:
+    """Return `count` time steps from the first to the last, as even as whole numbers allow."""
+    return torch.linspace(0, length - 1, min(count, length), dtype=torch.float64).round().long()
 
 
 def mix(*numbers: int) -> int:

@@ -41,7 +41,7 @@ RECIPES = Path(__file__).parent / "recipes"
 SECTIONS = ("task", "model", "train", "search", "sweep", "paper")
 PAPER_KEYS = ("figure", "units", "parameters", "source", "epochs")
 FROM_TASK = ("input_size", "output_size", "every_step", "symbols")
-FROM_RUN = ("model", "train", "valid", "loss", "metric", "seed", "store", "report", "should_stop")
+FROM_RUN = ("model", "train", "valid", "loss", "metric", "seed", "store", "report", "should_stop", "processes")
 
 
 @dataclass(frozen=True)
@@ -322,8 +322,7 @@ def run(
     )
     ended = bool(progress.stopped) or progress.epoch >= recipe.train["epochs"]
     if ended and progress.best is not None:
-        model.load_state_dict(load_file(folder.path / "best.safetensors"))
-        test = evaluate(model, task.test(), metric=task.metric, batch_size=recipe.train["batch_size"])
+        test = _test(recipe, task, model)
         folder.write_json("result.json", _result(recipe, seed, task, model, progress, test))
     return folder, progress
 
@@ -364,8 +363,12 @@ def load_run(folder: RunFolder) -> tuple[Task, SequenceModel]:
 
 def evaluate_run(folder: RunFolder) -> float:
     """Evaluate the best weights of a run on the test split again."""
-    task, model = load_run(folder)
-    return evaluate(model, task.test(), metric=task.metric, batch_size=folder.recipe().train["batch_size"])
+    return _test(folder.recipe(), *load_run(folder))
+
+
+def _test(recipe: Recipe, task: Task, model: SequenceModel) -> float:
+    options = {key: recipe.train[key] for key in ("batch_size", "device", "subsample") if key in recipe.train}
+    return evaluate(model.to(options.get("device", "cpu")), task.test(), metric=task.metric, **options)
 
 
 def publish(folder: RunFolder, results: Path) -> Path:
