@@ -31,6 +31,15 @@ TABLE = {
     "regime order": Tolerance(0.1, 0.0, "an exponent fitted over five octaves that still drifts; seen 0.06 off"),
     "estimate": Tolerance(0.0, 0.1, "the adviser stops within ten per cent of its target"),
     "ode solver": Tolerance(3e-3, 0.0, "RK45 at rtol 1e-3 against rtol 1e-10 on a relaxation oscillator; seen 1.1e-3"),
+    "orthogonal": Tolerance(1e-6, 0.0, "a float64 exponential rounded to float32, 32 units, 100 updates; seen 3e-7"),
+    "eigenvalues": Tolerance(1e-12, 0.0, "LAPACK's eigenvalues of a non-normal matrix; seen 1e-14"),
+    "undone": Tolerance(1e-11, 0.0, "17,984 reversible steps forwards and backwards in float64; seen 7e-13"),
+    "reconstructed gradient": Tolerance(1e-11, 1e-11, "states undone over 2,000 steps in float64; seen 2e-13"),
+    "reconstructed float32": Tolerance(1e-4, 0.0, "states undone over 2,000 steps in float32; seen 4e-6"),
+    "finite differences": Tolerance(1e-7, 1e-7, "central differences of step 1e-5; seen 2e-9"),
+    "solver order": Tolerance(0.1, 0.0, "order of two solvers from two step widths; seen 0.02"),
+    "normalised variance": Tolerance(1e-2, 0.0, "batch normalisation adds 1e-5 to a variance of about 0.02; seen 3e-4"),
+    "initial spread": Tolerance(0.0, 0.1, "the standard deviation of a few hundred draws; seen 0.02"),
 }
 
 

@@ -94,8 +94,7 @@ class ExpRNNCell(Cell):
 
     def recurrent_matrix(self) -> Float[Tensor, "d d"]:
         """Return W."""
-        rotation = orthogonal_matrix(self.skew, self.hidden_size)
-        return rotation if self.base is None else self.base @ rotation
+        return orthogonal_matrix(self.skew, self.hidden_size, self.base)
 
     def prepare(self, batch: int) -> tuple[Tensor, ...]:
         """Build W."""
@@ -130,5 +129,5 @@ class ExpRNNCell(Cell):
         self.base.copy_(self.recurrent_matrix())
         self.skew.zero_()
         if rebases % self.project_every == 0:
-            left, _, right = torch.linalg.svd(self.base)
+            left, _, right = torch.linalg.svd(self.base.double())
             self.base.copy_(left @ right)

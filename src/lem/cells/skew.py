@@ -18,12 +18,15 @@ def skew_matrix(free: Float[Tensor, "n"], size: int) -> Float[Tensor, "d d"]:
     return upper - upper.T
 
 
-def orthogonal_matrix(free: Float[Tensor, "n"], size: int) -> Float[Tensor, "d d"]:
-    """Return exp(S), which is orthogonal.
+def orthogonal_matrix(
+    free: Float[Tensor, "n"], size: int, base: Float[Tensor, "d d"] | None = None
+) -> Float[Tensor, "d d"]:
+    """Return exp(S), or `base` exp(S), which is orthogonal.
 
     It is computed in float64: in float32 its error of 1e-5 at d = 128 would grow to 10 % over 10,000 steps.
     """
-    return torch.matrix_exp(skew_matrix(free.double(), size)).to(free.dtype)
+    rotation = torch.matrix_exp(skew_matrix(free.double(), size))
+    return (rotation if base is None else base.double() @ rotation).to(free.dtype)
 
 
 def initial_rotations(size: int, init: str) -> Float[Tensor, "n"]:

@@ -111,7 +111,7 @@ class SkipLSTMCell(Cell):
         """Advance the state, or leave it where the gate is shut."""
         h, c, increment, pending, updates = state
         pending = pending + torch.minimum(increment, 1 - pending)
-        gate = pending + (pending.round() - pending).detach()
+        gate = pending.detach().round() + (pending - pending.detach())  # exactly 0 or 1, with the gradient of pending
         i, f, g, o = (x + functional.linear(h, self.weight_h)).chunk(4, dim=-1)
         c_new = torch.sigmoid(f + 1.0) * c + torch.sigmoid(i) * torch.tanh(g)
         h_new = torch.sigmoid(o) * torch.tanh(c_new)
