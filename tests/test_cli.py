@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from lem.cells import CELLS
 from lem.cli import main
 
 TINY = ["--task.sizes", "[4, 4, 4]", "--model.hidden_size", "3", "--train.batch_size=2"]
@@ -55,6 +56,13 @@ def test_recipes_are_listed(capsys):
     assert main(["recipes"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("fitzhugh_nagumo/lem "))
     assert "0.002" in line
+
+
+def test_models_are_listed(capsys):
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(not line.startswith(" ") for line in lines) == len(CELLS)
+    assert any(line.startswith("cornn ") and "gamma y" in line for line in lines)
 
 
 def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, capsys):

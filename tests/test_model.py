@@ -71,6 +71,24 @@ def test_every_parameter_is_in_one_group():
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
 
 
+def test_a_convolution_sees_no_padding():
+    """BiLSTM + 1-d convolution: each row is what it is alone, and NaN in the padding reaches nothing."""
+    options = {"bidirectional": True, "conv_channels": 4, "conv_kernel": 3, "conv_stride": 2}
+    model = SequenceModel("lstm", 3, 5, 2, **options).double()
+    u, lengths = torch.randn(9, 3, 3, dtype=torch.float64), torch.tensor([9, 3, 6])
+    u[6:, 2] = u[3:, 1] = float("nan")
+    prediction, _ = model(u, lengths=lengths)
+    for row, length in enumerate(lengths.tolist()):
+        alone, _ = model(u[:length, row : row + 1])
+        assert_close(prediction[row : row + 1], alone, "float64")
+    prediction.sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    with pytest.raises(ValueError, match="`state` of a SequenceModel with a convolution"):
+        model(u, model(u[:, :1])[1])
+    with pytest.raises(ValueError, match="`conv_channels` of SequenceModel"):
+        SequenceModel("lstm", 3, 5, 2, conv_channels=4, every_step=True)
+
+
 def test_unknown_options_are_refused():
     with pytest.raises(TypeError, match="`dtt` is not an option of cell 'lem'"):
         SequenceModel("lem", 3, 5, 2, dtt=1.0)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -223,6 +224,12 @@ def test_the_declared_number_of_parameters_is_the_real_one(name):
 def test_every_cell_is_in_the_table():
     assert list(TABLE) == list(CELLS)
     assert [row[0] for row in rows()] == list(CELLS)
+
+
+def test_the_documentation_lists_every_cell():
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    for name, equation, state, parameters, reference in rows():
+        assert f"| `{name}` | {equation} | {state} | {parameters} | {reference} |" in page
 
 
 def test_layers_and_directions(name):

@@ -40,7 +40,7 @@ def test_a_constant_increment_gives_a_regular_pattern(increment, pattern):
     states, final = cell.trajectory(torch.randn(8, 1, M, dtype=torch.float64))
     updates = states.updates[:, 0, 0].diff(prepend=torch.zeros(1)).round().int()
     assert "".join(map(str, updates.tolist())) == pattern
-    assert float(final.updates) == pattern.count("1")
+    assert final.updates.item() == pattern.count("1")
     held = [not torch.equal(states.h[t], states.h[t - 1]) for t in range(1, 8)]
     assert held == [step == "1" for step in pattern[1:]]
 
