@@ -9,7 +9,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from lem.shapes import Float, Int
+from lem.shapes import Int
+
+
+class DataError(ValueError):
+    """Data that is missing, corrupt or not what its publisher offers; the message names the way out."""
 
 
 class Batch(NamedTuple):
@@ -56,7 +60,8 @@ class ArraySplit:
     """Sequences held in memory: (sample, time, channel), with one target per sequence or one per step.
 
     Args:
-        inputs: the sequences, as the model reads them; padded at the end where `lengths` is given.
+        inputs: the sequences (sample, time, channel), padded at the end where `lengths` is given; in any other form
+            where `read` is overridden.
         targets: (sample, ...), or (sample, time, ...) with `every_step`.
         lengths: the number of real steps of each sequence.
         every_step: whether the targets have a time axis.
@@ -64,7 +69,7 @@ class ArraySplit:
 
     def __init__(
         self,
-        inputs: Float[Tensor, "sample time channel"],
+        inputs: Tensor,
         targets: Tensor,
         lengths: Int[Tensor, "sample"] | None = None,
         every_step: bool = False,
