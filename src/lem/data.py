@@ -11,6 +11,9 @@ from torch import Tensor
 
 from lem.shapes import Int
 
+IGNORE = -100
+"""The class of an answer that does not count, such as the padding behind a text."""
+
 
 class DataError(ValueError):
     """Data that is missing, corrupt or not what its publisher offers; the message names the way out."""

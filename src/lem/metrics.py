@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lem.data import IGNORE
+
 
 def _cross_entropy(prediction: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy per answer; the classes stand on the last axis of the prediction."""
-    losses = functional.cross_entropy(prediction.flatten(0, -2), target.flatten(), reduction="none")
-    return losses.view(target.shape)
+    """Cross-entropy per answer that counts; the classes stand on the last axis of the prediction."""
+    target = target.flatten()
+    losses = functional.cross_entropy(prediction.flatten(0, -2), target, reduction="none", ignore_index=IGNORE)
+    return losses[target != IGNORE]
 
 
 def _squared_error(prediction: Tensor, target: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ def prepared(name: str, key: object, make: Callable[[], dict[str, Tensor]]) -> d
             partial = path.with_suffix(f".{os.getpid()}.part")
             try:
                 save_file({name: tensor.contiguous() for name, tensor in make().items()}, partial)
+                partial.chmod(0o644)
                 os.replace(partial, path)
             finally:
                 partial.unlink(missing_ok=True)

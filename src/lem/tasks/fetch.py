@@ -36,18 +36,20 @@ class Download:
     Attributes:
         urls: mirrors of the same file, tried in order.
         files: what must be in the data folder afterwards: path -> sha256, or None where no checksum is known.
-        size: bytes to download.
+        size: bytes to download, or None where the publisher does not say.
         folder: the folder an archive is unpacked in, relative to the data folder; None for a plain file.
         unpacked: the largest size an archive may unpack to.
         sha256: of the download itself, where it is known to be fixed.
+        pattern: which files of an archive to keep.
     """
 
     urls: tuple[str, ...]
     files: dict[str, str | None]
-    size: int
+    size: int | None
     folder: str | None = None
     unpacked: int = 0
     sha256: str | None = None
+    pattern: str = "*"
 
     @property
     def name(self) -> str:
@@ -60,7 +62,7 @@ class Source:
     """A data set as its publisher offers it.
 
     Attributes:
-        name: what `lem fetch` calls it.
+        name: what `lem fetch` calls it: the task that uses it.
         page: where a human reads about it.
         licence: under what terms, as its publisher states them.
         downloads: the files.
@@ -72,9 +74,10 @@ class Source:
     downloads: tuple[Download, ...] = field(repr=False)
 
     @property
-    def size(self) -> int:
-        """Bytes to download."""
-        return sum(download.size for download in self.downloads)
+    def size(self) -> int | None:
+        """Bytes to download, or None where that is not known."""
+        sizes = [download.size for download in self.downloads]
+        return None if None in sizes else sum(size or 0 for size in sizes)
 
     def present(self) -> bool:
         """Return whether all files are in the data folder."""
@@ -167,7 +170,7 @@ def _place(download: Download, given: Path, root: Path) -> None:
             moves = [(given, root / path)]
         else:
             unpack(given, Path(temporary), max_bytes=download.unpacked)
-            files = [file for file in Path(temporary).rglob("*") if file.is_file()]
+            files = [file for file in Path(temporary).rglob(download.pattern) if file.is_file()]
             moves = [(file, root / download.folder / file.relative_to(temporary)) for file in files]
         known = {root / path: wanted for path, wanted in download.files.items()}
         for file, place in moves:
@@ -243,7 +246,7 @@ def _receive(url: str, partial: Path, tag: Path, have: int) -> bool:
             tag.write_text(mark)
         length = answer.headers.get("Content-Length")
         total = have + int(length) if length else None
-        with partial.open("ab" if have else "wb") as out, _Bar(url, total) as bar:
+        with partial.open("ab" if have else "wb") as out, Bar(f"fetching {url}", total, "MB", 1e6) as bar:
             while chunk := answer.read(1 << 18):
                 out.write(chunk)
                 have += len(chunk)
@@ -251,24 +254,25 @@ def _receive(url: str, partial: Path, tag: Path, have: int) -> bool:
     return total is None or have >= total
 
 
-class _Bar:
+class Bar:
     """Progress on standard error: a bar on a terminal, one line elsewhere."""
 
-    def __init__(self, url: str, total: int | None) -> None:
-        self.url, self.total = url, total
+    def __init__(self, title: str, total: int | None, unit: str, scale: float = 1.0) -> None:
+        self.title, self.total, self.unit, self.scale = title, total, unit, scale
         self.live = sys.stderr.isatty()
         self.last = 0.0
 
-    def __enter__(self) -> "_Bar":
-        size = f" ({self.total / 1e6:.1f} MB)" if self.total else ""
-        print(f"fetching {self.url}{size}", file=sys.stderr)
+    def __enter__(self) -> "Bar":
+        size = f" ({self.total / self.scale:.0f} {self.unit})" if self.total else ""
+        print(f"{self.title}{size}", file=sys.stderr)
         return self
 
-    def show(self, have: int) -> None:
+    def show(self, done: int) -> None:
+        """Draw how much is done, at most ten times a second."""
         if self.live and time.monotonic() - self.last > 0.1:
             self.last = time.monotonic()
-            done = int(40 * have / self.total) if self.total else 0
-            print(f"\r  [{'#' * done:<40}] {have / 1e6:.1f} MB", end="", file=sys.stderr, flush=True)
+            marks = "#" * int(40 * done / self.total) if self.total else ""
+            print(f"\r  [{marks:<40}] {done / self.scale:.0f} {self.unit}", end="", file=sys.stderr, flush=True)
 
     def __exit__(self, *_: object) -> None:
         if self.live:

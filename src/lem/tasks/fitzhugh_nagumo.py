@@ -12,6 +12,7 @@ import torch
 
 from lem.data import ArraySplit, mix
 from lem.tasks.base import Task
+from lem.tasks.cache import prepared
 
 TAU, CURRENT, A, B = 0.02, 0.5, 0.7, 0.8
 END, SAMPLES = 400.0, 1001
@@ -47,7 +48,13 @@ def fitzhugh_nagumo(data_seed: int = 1234, sizes: tuple[int, int, int] = SIZES) 
     def split(which: int) -> ArraySplit:
         generator = torch.Generator().manual_seed(mix(data_seed, which))
         v_0 = 2.0 * torch.rand(sizes[which], dtype=torch.float64, generator=generator) - 1.0
-        v = trajectories(v_0)[:, :, None]
+        key = {
+            "version": 1,
+            "seed": data_seed,
+            "split": which,
+            "system": [TAU, CURRENT, A, B, END, SAMPLES, sizes[which]],
+        }
+        v = prepared("fitzhugh-nagumo", key, lambda: {"v": trajectories(v_0)})["v"][:, :, None]
         return ArraySplit(v[:, :-1], v[:, 1:], every_step=True)
 
     return Task(

@@ -1,0 +1,89 @@
+"""Heart rate: windows cut by hand, the authors' split, and the real recordings."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import random_split as torch_random_split
+
+from lem.data import DataError
+from lem.tasks import heart_rate as make
+from lem.tasks.heart_rate import ARCHIVE, cut_windows, random_split, read_columns, recording_split
+from tests.tasks.real import needs
+
+
+def test_the_split_is_the_one_of_the_authors_code():
+    whole = list(range(7949))
+    seeded = lambda: torch.Generator().manual_seed(123456)  # noqa: E731
+    train, rest = torch_random_split(whole, [5565, 2384], generator=seeded())
+    test, valid = torch_random_split(rest, [1192, 1192], generator=seeded())
+    for mine, theirs in zip(random_split(7949), (train, valid, test)):
+        assert mine.tolist() == list(theirs)
+
+
+def test_recordings_stay_together():
+    recordings = torch.arange(1, 54).repeat_interleave(3)
+    splits = recording_split(recordings, 0)
+    numbers = [set(recordings[s].tolist()) for s in splits]
+    assert [len(n) for n in numbers] == [37, 8, 8]
+    assert not (numbers[0] & numbers[1] or numbers[0] & numbers[2] or numbers[1] & numbers[2])
+    assert [s.tolist() for s in recording_split(recordings, 0)] == [s.tolist() for s in splits]
+    assert recording_split(recordings, 1)[2].tolist() != splits[2].tolist()
+
+
+def test_windows_by_hand():
+    signals = np.arange(41 * 125 + 1)[:, None] * np.array([1.0, -1.0])
+    rates = np.arange(42.0)
+    rates[34] = np.nan
+    windows, targets = cut_windows(signals, rates)
+    # Windows start at 0, 3, 6 and 9 s; their last seconds are 31, 34, 37 and 40, and 34 has no reading.
+    assert targets.tolist() == [31.0, 37.0, 40.0]
+    assert windows.shape == (3, 4000, 2)
+    assert windows[1, 0].tolist() == [6 * 125, -6 * 125]
+    assert windows[2, -1].tolist() == [41 * 125 - 1, -(41 * 125 - 1)]
+
+
+def test_columns_are_read_by_name(tmp_path):
+    (tmp_path / "x.csv").write_text("Time [s], RESP, II, PLETH\n0,1,2,3\n1,4,nan,6\n")
+    np.testing.assert_array_equal(read_columns(tmp_path / "x.csv", "PLETH", "II"), [[3, 2], [6, np.nan]])
+    with pytest.raises(DataError, match="must have the columns HR; got Time"):
+        read_columns(tmp_path / "x.csv", "HR")
+    (tmp_path / "x.csv").write_text("HR\nfast\n")
+    with pytest.raises(DataError, match="table of numbers"):
+        read_columns(tmp_path / "x.csv", "HR")
+
+
+def test_the_archives_files_are_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEM_DATA", str(tmp_path))
+    (tmp_path / "BIDMC32HR").mkdir()
+    for part, count in (("TRAIN", 12), ("TEST", 8)):
+        lines = [",".join([str(i)] * 6) + ":" + ",".join(["0.5"] * 6) + f":{60 + i}.5" for i in range(count)]
+        head = "@problemName BIDMC32HR\n@timeStamps false\n@univariate false\n@targetlabel true\n@data\n"
+        (tmp_path / f"BIDMC32HR/BIDMC32HR_{part}.ts").write_text(head + "\n".join(lines))
+    assert ARCHIVE.present()
+    task = make(split="random")
+    assert [len(s) for s in (task.train, task.valid, task.test())] == [14, 3, 3]
+    batch = task.train.batch(0, 4)
+    assert batch.inputs.shape == (6, 4, 2)
+    assert torch.equal(batch.targets[:, 0], 60.5 + batch.inputs[0, :, 0])
+    assert task.notes[0] == "data: the archive's BIDMC32HR, 20 windows"
+
+
+def test_wrong_options_are_refused():
+    for options in ({"split": "x"}, {"source": "x"}, {"split": "recording", "source": "archive"}):
+        with pytest.raises(ValueError, match="of heart_rate must be"):
+            make(**options)
+
+
+@needs("heart_rate_recordings")
+def test_the_real_recordings_give_as_many_windows_as_the_archive_has():
+    task = make(source="recordings")
+    assert [len(s) for s in (task.train, task.valid, task.test())] == [5565, 1192, 1192]
+    batch = task.train.batch(0, 8, 0, 0)
+    assert batch.inputs.shape == (4000, 8, 2)
+    assert batch.inputs.isfinite().all()
+    targets = task.train.targets
+    assert 40 < float(targets.min()) < 70 < float(targets.mean()) < 100 < float(targets.max()) < 160
+    assert task.notes[0] == "data: rebuilt from the recordings, 7949 windows"
+    apart = make(split="recording")
+    assert sum(len(s) for s in (apart.train, apart.valid, apart.test())) == 7949
+    assert apart.notes[1] == "split: recording; no recording is in two splits"

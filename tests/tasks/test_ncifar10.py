@@ -1,0 +1,68 @@
+"""Noisy CIFAR-10: rows, noise, and the real images."""
+
+import numpy as np
+import pytest
+import torch
+
+from lem.data import DataError
+from lem.tasks.ncifar10 import _Noisy, ncifar10, read_images
+from tests.tasks.real import needs
+
+
+def test_a_row_is_red_then_green_then_blue(tmp_path):
+    image = np.arange(3 * 32 * 32).reshape(3, 32, 32) % 251
+    (tmp_path / "x.bin").write_bytes(bytes([4]) + image.astype(np.uint8).tobytes())
+    rows, labels = read_images([tmp_path / "x.bin"])
+    assert labels.tolist() == [4]
+    assert rows.shape == (1, 32, 96)
+    for row in (0, 5, 31):
+        assert rows[0, row].tolist() == [*image[0, row], *image[1, row], *image[2, row]]
+
+
+def test_a_damaged_file_is_a_data_error(tmp_path):
+    (tmp_path / "x.bin").write_bytes(bytes(3072))
+    with pytest.raises(DataError, match="records of 3073 bytes; got 3072"):
+        read_images([tmp_path / "x.bin"])
+
+
+def images(count):
+    return torch.randint(256, (count, 32, 96), dtype=torch.uint8), torch.arange(count)
+
+
+def test_shared_noise_is_the_same_for_all():
+    noise = torch.randn(968, 1, 96)
+    pictures, labels = images(5)
+    split = _Noisy(pictures, labels, noise, 1)
+    batch = split.batch(1, 2)
+    assert batch.inputs.shape == (1000, 2, 96)
+    assert torch.equal(batch.inputs[:32], pictures[2:4].transpose(0, 1) / 255.0)
+    assert torch.equal(batch.inputs[32:], noise.expand(-1, 2, -1))
+    assert split.batch(2, 2).inputs.shape == (1000, 1, 96)
+
+
+def test_fresh_noise_differs_but_is_fixed_by_its_place():
+    split = _Noisy(*images(6), None, 1)
+    first, again, other = split.batch(0, 3, 0, 7), split.batch(0, 3, 0, 7), split.batch(0, 3, 1, 7)
+    assert torch.equal(first.inputs, again.inputs)
+    assert not torch.equal(first.inputs[32:], other.inputs[32:])
+    assert not torch.equal(first.inputs[32:, 0], first.inputs[32:, 1])
+    assert torch.equal(split.batch(1, 3).inputs, split.batch(1, 3, None, 99).inputs)
+    assert abs(float(first.inputs[32:].std()) - 1.0) < 0.01
+
+
+def test_an_unknown_noise_is_refused():
+    with pytest.raises(ValueError, match="must be 'shared' or 'fresh'; got 'loud'"):
+        ncifar10(noise="loud")
+
+
+@needs("ncifar10")
+def test_real_images():
+    task = ncifar10()
+    test = task.test()
+    assert [len(s) for s in (task.train, task.valid, test)] == [48_000, 2_000, 10_000]
+    assert test.targets.bincount().tolist() == [1000] * 10
+    assert (task.train.targets.bincount() + task.valid.targets.bincount()).tolist() == [5000] * 10
+    a, b = task.train.batch(0, 4, 0, 0), test.batch(0, 4)
+    assert torch.equal(a.inputs[32:, 0], b.inputs[32:, 3])
+    assert (b.inputs[:32].min() >= 0.0) and (b.inputs[:32].max() <= 1.0)
+    assert task.notes == ("one noise block is shared by all samples",)
