@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from lem.data import IGNORE
 from lem.metrics import LOSSES, METRICS
 from tests.close import assert_close
 
@@ -18,10 +19,11 @@ def test_cross_entropy_by_hand():
     assert_close(METRICS["bpc"].finish(mean), -0.5 * math.log2(0.05), "float64")
 
 
-def test_answers_at_every_step_keep_their_axes():
-    losses = LOSSES["cross_entropy"](torch.zeros(5, 2, 4), torch.zeros(5, 2, dtype=torch.int64))
-    assert losses.shape == (5, 2)
-    assert_close(losses, torch.full((5, 2), math.log(4.0)), "float32")
+def test_every_step_gives_an_answer_but_padding_does_not_count():
+    targets = torch.zeros(5, 2, dtype=torch.int64)
+    assert_close(LOSSES["cross_entropy"](torch.zeros(5, 2, 4), targets), torch.full((10,), math.log(4.0)), "float32")
+    targets[3:, 1] = IGNORE
+    assert_close(LOSSES["cross_entropy"](torch.zeros(5, 2, 4), targets), torch.full((8,), math.log(4.0)), "float32")
 
 
 def test_accuracy_and_errors_by_hand():

@@ -27,7 +27,9 @@ def write(folder, counts, kind="ts", length=12, repeat=()):
             head = "@problemName EigenWorms\n@timeStamps false\n@univariate false\n@classLabel true 1 2 3 4 5\n@data\n"
             text = "\n".join(":".join([*channels, label]) for channels, label in rows)
         else:
-            head = "@relation x\n@attribute r relational\n@attribute a numeric\n@end r\n@attribute c {1,2,3,4,5}\n@data\n"
+            head = (
+                "@relation x\n@attribute r relational\n@attribute a numeric\n@end r\n@attribute c {1,2,3,4,5}\n@data\n"
+            )
             text = "\n".join("'" + r"\n".join(channels) + f"',{label}" for channels, label in rows)
         (folder / f"EigenWorms_{part}.{kind}").write_text(head + text)
 

@@ -93,7 +93,11 @@ def test_lists_labels_and_silence(folder):
     assert names.count("unknown") == 3
     assert names.count("yes") == 2
     assert names.count("no") == 3
-    assert [names.count("silence"), *([LABELS[c.label] for c in s].count("silence") for s in (valid, test))] == [8, 1, 1]
+    assert [names.count("silence"), *([LABELS[c.label] for c in s].count("silence") for s in (valid, test))] == [
+        8,
+        1,
+        1,
+    ]
     assert [clip.path for clip in valid[:2]] == ["marvin/1_nohash_0.wav", "yes/1_nohash_0.wav"]
     places = [(clip.path, clip.start) for split in (train, valid, test) for clip in split]
     assert len(places) == len(set(places)) == 22

@@ -4,6 +4,7 @@
 test images are the test set. The images stay bytes in memory and become numbers a batch at a time.
 """
 
+import math
 import struct
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def read_idx(path: Path) -> Tensor:
         raise DataError(f"{path.name} must be an idx file of unsigned bytes; it starts with {content[:4]!r}.")
     shape = struct.unpack(f">{axes}I", content[4 : 4 + 4 * axes])
     values = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * axes)
-    if values.size != np.prod(shape, dtype=np.int64):
+    if values.size != math.prod(shape):
         raise DataError(f"{path.name} must hold {' x '.join(map(str, shape))} values; got {values.size}.")
     return torch.from_numpy(values.reshape(shape).copy())
 
