@@ -21,6 +21,11 @@ TABLE = {
     "float64 gradient": Tolerance(1e-10, 1e-10, "sums over time and batch of float64 products; seen 3e-14"),
     "float32": Tolerance(1e-5, 1e-5, "float32 rounding over tens of steps; seen 4e-7"),
     "float32 gradient": Tolerance(1e-4, 1e-4, "float32 sums over time and batch; seen 6e-6"),
+    "vector ulp": Tolerance(
+        3.0, 0.0, "the kernel's sigmoid and tanh, stated in native/vecmath.h; units in the last place"
+    ),
+    "scalar ulp": Tolerance(3.0, 0.0, "libm's exp and tanh, a sum and a division; units in the last place"),
+    "tiny": Tolerance(1e-37, 0.0, "a sigmoid below the smallest normal float32 is zero"),
     "bfloat16": Tolerance(5e-2, 5e-2, "8 bits of mantissa over ten steps; seen 9e-3"),
     "convergence order": Tolerance(0.05, 0.0, "THEORY S0: first order, seen 0.998 to 1.001"),
     "construction": Tolerance(1e-9, 0.0, "weights of 1e4 undo factors of 1e-4; seen 5e-13"),

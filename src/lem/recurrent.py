@@ -269,6 +269,8 @@ class LEM(Recurrent):
         state_dropout: dropout of y where it enters the gates and z, one mask per sequence.
         learn_initial_state: make the state before the first step a parameter.
         shared_dropout: draw one mask per sequence for the dropout between layers too.
+        backend: "auto", "native" (the fused CPU kernel or an error) or "loop"; see `LEMCell`.
+        memory: what the kernel keeps for the backward pass; see `LEMCell`.
         device: where the parameters live.
         dtype: the type of the parameters.
     """
@@ -290,6 +292,8 @@ class LEM(Recurrent):
         state_dropout: float = 0.0,
         learn_initial_state: bool = False,
         shared_dropout: bool = False,
+        backend: str = "auto",
+        memory: str | int = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -309,6 +313,8 @@ class LEM(Recurrent):
             t_max=t_max,
             state_dropout=state_dropout,
             learn_initial_state=learn_initial_state,
+            backend=backend,
+            memory=memory,
             device=device,
             dtype=dtype,
         )

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lem import native
 from lem.cells.base import Cell, State
-from lem.shapes import Float
+from lem.shapes import Float, Int
 
 
 class LEMState(NamedTuple):
@@ -57,6 +58,11 @@ class LEMCell(Cell):
         state_dropout: the probability of dropping a unit of y where it enters the gates and z; one mask is drawn per
             sequence.
         learn_initial_state: make the state before the first step a parameter (it starts at zero).
+        backend: "native" runs sequences on the fused CPU kernel or raises with the reason, "loop" steps through them in
+            Python (any device and type, second derivatives, forward mode), "auto" takes the kernel where it can serve.
+        memory: what the kernel keeps for the backward pass: "store" (fastest), "recompute" (about a third), "bounded"
+            (a square root of the steps), a budget in bytes, or "auto", which fits into half of the free memory. The
+            results are the same to the bit.
         device: where the parameters live.
         dtype: the type of the parameters.
     """
@@ -75,6 +81,8 @@ class LEMCell(Cell):
         t_max: float | None = None,
         state_dropout: float = 0.0,
         learn_initial_state: bool = False,
+        backend: str = "auto",
+        memory: str | int = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -93,6 +101,9 @@ class LEMCell(Cell):
             )
         if t_max is not None and not bias:
             raise ValueError("`bias` of LEMCell must be True where `t_max` is given: the chrono rule sets the biases.")
+        native.check_options(backend, memory)
+        self.backend = backend
+        self.memory = memory
         self.bias_enabled = bias
         self.dt = float(dt)
         self.single_scale = single_scale
@@ -178,6 +189,41 @@ class LEMCell(Cell):
         dt_z, dt_y = (self.dt * torch.sigmoid(from_u + from_y) for from_u, from_y in zip(gates_u, gates_y))
         return (dt_z, dt_y) if self.clip is None else (dt_z.clamp(*self.clip), dt_y.clamp(*self.clip))
 
+    def sequence(
+        self,
+        u: Float[Tensor, "time batch input"],
+        state: State | None = None,
+        lengths: Int[Tensor, "batch"] | None = None,
+        reverse: bool = False,
+    ) -> tuple[Float[Tensor, "time batch output"], State]:
+        """Run over time as the loop does; by the kernel where `backend` allows."""
+        if self.backend == "loop" or (reason := self._refusal(u, state)) is not None:
+            if self.backend == "native":
+                raise RuntimeError(f"`backend` of LEMCell must be 'auto' or 'loop' here: {reason}.")
+            return super().sequence(u, state, lengths, reverse)
+        y_0, z_0 = self.init_state(u.shape[1]) if state is None else state
+        (mask,) = self.prepare(u.shape[1]) or (None,)
+        weights = self.weight_u, self.weight_y, self.weight_z, self.bias
+        out, y, z = native.sequence(
+            u, *weights, y_0, z_0, mask, lengths, dt=self.dt, clip=self.clip, reverse=reverse, memory=self.memory
+        )
+        return out, LEMState(y, z)
+
+    def _refusal(self, u: Tensor, state: State | None = None) -> str | None:
+        changed = [name for name in _DEFINING if getattr(type(self), name) is not getattr(LEMCell, name)]
+        if changed:
+            return f"{type(self).__name__} defines its own {changed[0]}"
+        return native.refusal(u, self.weight_u, self.weight_y, self.weight_z, self.bias, *(state or ()))
+
+    def backend_for(self, u: Float[Tensor, "time batch input"]) -> tuple[str, str]:
+        """Return which backend a sequence like `u` would run on, "native" or "loop", and why."""
+        if self.backend == "loop":
+            return "loop", "backend='loop' was asked for"
+        reason = self._refusal(u)
+        if reason is not None:
+            return "loop", reason
+        return "native", f"target {native.target()}, {native.threads()} threads"
+
     @classmethod
     def from_official(cls, state_dict: Mapping[str, Tensor], dt: float = 1.0) -> "LEMCell":
         """Convert the weights of the authors' module (keys `inp2hid.*`, `hid2hid.*`, `transform_z.*`).
@@ -216,3 +262,7 @@ class LEMCell(Cell):
         parts += [f"clip={self.clip}"] * (self.clip is not None) + [f"t_max={self.t_max}"] * (self.t_max is not None)
         parts += [f"state_dropout={self.state_dropout}"] * (self.state_dropout > 0)
         return ", ".join(parts)
+
+
+# What the kernel computes: a subclass that changes one of these runs on the loop.
+_DEFINING = ("project", "step", "time_steps")

@@ -1,0 +1,275 @@
+// The C interface: checks every size it could overrun, plans which thread runs which rows, and forwards to the target.
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include "target.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#else
+#include <cstdlib>
+#endif
+
+namespace {
+
+constexpr const lem_target* targets[] = {
+    &lem_target_scalar, &lem_target_baseline,
+#if defined(LEM_X86)
+    &lem_target_avx2, &lem_target_avx512,
+#endif
+#if defined(LEM_TEST_TARGETS)
+    &lem_target_wide,
+#endif
+};
+constexpr int64_t target_count = sizeof(targets) / sizeof(*targets);
+
+bool supported(int64_t index) {
+    if (index < 0 || index >= target_count) return false;
+#if defined(LEM_X86)
+    __builtin_cpu_init();
+    if (targets[index] == &lem_target_avx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (targets[index] == &lem_target_avx512)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma");
+#endif
+    return true;
+}
+
+int64_t best() {
+    int64_t index = target_count - 1;
+#if defined(LEM_TEST_TARGETS)
+    --index;
+#endif
+    while (!supported(index)) --index;
+    return index;
+}
+
+int64_t chosen = -1;  // set once by lem_target_choose or by the first call
+
+const lem_target& target() {
+    if (chosen < 0) chosen = best();
+    return *targets[chosen];
+}
+
+// In front of what forward keeps: backward must meet the same rows in the same order.
+struct saved_header {
+    int64_t magic, groups, vector_bytes, item_bytes, steps, batch, hidden, keep;
+};
+constexpr int64_t magic = 0x314d454c;
+constexpr int64_t group_rows = 64;  // more rows at a time gain nothing and leave the second-level cache
+
+int64_t padded(const lem_problem& p) {
+    const int64_t lanes = target().vector_bytes / p.item_bytes;
+    return lanes < 1 ? p.hidden : (p.hidden + lanes - 1) / lanes * lanes;
+}
+
+bool valid(const lem_problem* p) {
+    if (!p || p->struct_bytes != int64_t(sizeof(lem_problem)) || (p->item_bytes != 4 && p->item_bytes != 8)) return false;
+    const int64_t most = int64_t(1) << 40;
+    for (const int64_t size : {p->steps, p->batch, p->inputs, p->hidden})
+        if (size < 1 || size > most) return false;
+    if (p->hidden > (1 << 24) || p->inputs > (1 << 24) || p->steps > most / p->batch) return false;
+    if (p->keep < LEM_KEEP_NOTHING || p->keep > LEM_KEEP_SEGMENTS || p->threads < 1 || p->threads > 4096) return false;
+    if (p->keep == LEM_KEEP_SEGMENTS && p->segment < 1) return false;
+    if (p->lengths)
+        for (int64_t row = 0; row < p->batch; ++row)
+            if (p->lengths[row] < 1 || p->lengths[row] > p->steps) return false;
+    return true;
+}
+
+int64_t saved_size(const lem_problem& p) {
+    const int64_t item = padded(p) * p.batch * p.item_bytes;
+    switch (p.keep) {
+        case LEM_KEEP_GATES: return int64_t(sizeof(saved_header)) + 5 * p.steps * item;
+        case LEM_KEEP_STATES: return int64_t(sizeof(saved_header)) + p.steps * item;
+        case LEM_KEEP_SEGMENTS: return int64_t(sizeof(saved_header)) + 2 * ((p.steps + p.segment - 1) / p.segment) * item;
+        default: return 0;
+    }
+}
+
+// Threads worth starting, and groups of rows for them to run.
+int64_t groups_for(const lem_problem& p, int64_t& threads) {
+    const double work = 8.0 * double(p.hidden) * double(p.hidden + p.inputs) * double(p.batch) * double(p.steps);
+    threads = std::min({p.threads, p.batch, int64_t(1) + int64_t(std::min(work / 1e6, 4096.0))});
+    return threads * ((p.batch + threads * group_rows - 1) / (threads * group_rows));
+}
+
+int64_t plan_bytes(const lem_problem& p, int64_t groups) { return (8 * (2 * groups + 1 + 2 * p.batch) + 63) / 64 * 64; }
+
+lem_plan make_plan(const lem_problem& p, int64_t groups, int64_t threads, char* memory) {
+    int64_t* const begin = reinterpret_cast<int64_t*>(memory);
+    int64_t *const before = begin + groups + 1, *const row = before + groups, *const length = row + p.batch;
+    for (int64_t g = 0; g <= groups; ++g) begin[g] = p.batch * g / groups;
+    if (!p.lengths) {
+        for (int64_t i = 0; i < p.batch; ++i) row[i] = i, length[i] = p.steps;
+    } else {
+        // Longest first, dealt to the groups to and fro so that all have about the same to do. `length` holds the
+        // sorted rows until they are dealt.
+        for (int64_t i = 0; i < p.batch; ++i) row[i] = i;
+        std::sort(row, row + p.batch, [&](int64_t a, int64_t b) {
+            return p.lengths[a] != p.lengths[b] ? p.lengths[a] > p.lengths[b] : a < b;
+        });
+        std::copy(row, row + p.batch, length);
+        for (int64_t g = 0; g <= groups; ++g) begin[g] = 0;
+        const auto group_of = [&](int64_t i) { return i / groups % 2 ? groups - 1 - i % groups : i % groups; };
+        for (int64_t i = 0; i < p.batch; ++i) ++begin[group_of(i) + 1];
+        for (int64_t g = 0; g < groups; ++g) begin[g + 1] += begin[g];
+        for (int64_t g = 0; g < groups; ++g) before[g] = begin[g];
+        for (int64_t i = 0; i < p.batch; ++i) row[before[group_of(i)]++] = length[i];
+        for (int64_t i = 0; i < p.batch; ++i) length[i] = p.lengths[row[i]];
+    }
+    int64_t total = 0;
+    for (int64_t g = 0; g < groups; ++g) {
+        before[g] = total;
+        for (int64_t i = begin[g]; i < begin[g + 1]; ++i) total += length[i];
+    }
+    return {ptrdiff_t(std::min(threads, groups)), ptrdiff_t(groups), begin, row, length, before};
+}
+
+// A plan for counting memory only: all groups of the largest size.
+struct size_plan {
+    int64_t begin[2], row[1] = {0}, length[1], before[1] = {0};
+    lem_plan plan;
+    size_plan(const lem_problem& p, int64_t groups, int64_t threads)
+        : begin{0, (p.batch + groups - 1) / groups}, length{p.steps},
+          plan{ptrdiff_t(std::min(threads, groups)), 1, begin, row, length, before} {}
+};
+
+int64_t work_size(const lem_problem& p, int64_t groups, int64_t threads, bool backward) {
+    const size_plan sizes(p, groups, threads);
+    return plan_bytes(p, groups) + target().work_bytes(p, sizes.plan, backward);
+}
+
+int64_t read_header(const lem_problem& p, int64_t& groups) {
+    if (!p.saved || p.saved_bytes < saved_size(p)) return LEM_SMALL_BUFFER;
+    saved_header h;
+    std::memcpy(&h, p.saved, sizeof h);
+    const bool same = h.magic == magic && h.vector_bytes == target().vector_bytes && h.item_bytes == p.item_bytes &&
+                      h.steps == p.steps && h.batch == p.batch && h.hidden == p.hidden && h.keep == p.keep;
+    if (!same || h.groups < 1 || h.groups > p.batch) return LEM_FOREIGN_SAVED;
+    groups = h.groups;
+    return LEM_OK;
+}
+
+}  // namespace
+
+int64_t lem_saved_bytes(const lem_problem* p) { return valid(p) ? saved_size(*p) : -LEM_BAD_PROBLEM; }
+
+int64_t lem_work_bytes(const lem_problem* p, int64_t backward) {
+    if (!valid(p)) return -LEM_BAD_PROBLEM;
+    int64_t threads = p->threads, groups = 0;
+    if (!backward || !p->saved) groups = groups_for(*p, threads);  // a forecast has nothing saved yet
+    else if (const int64_t status = read_header(*p, groups)) return -status;
+    return work_size(*p, groups, threads, backward);
+}
+
+int64_t lem_forward(const lem_problem* p) {
+    if (!valid(p) || !p->u || !p->weight_u || !p->weight_y || !p->weight_z || !p->y_0 || !p->z_0) return LEM_BAD_PROBLEM;
+    if (!p->y_n || !p->z_n || !p->out || !p->work) return LEM_BAD_PROBLEM;
+    int64_t threads, groups = groups_for(*p, threads);
+    if (p->work_bytes < work_size(*p, groups, threads, false)) return LEM_SMALL_BUFFER;
+    if (p->keep && (!p->saved || p->saved_bytes < saved_size(*p))) return LEM_SMALL_BUFFER;
+    char* const saved = static_cast<char*>(p->saved);
+    if (p->keep == LEM_KEEP_SEGMENTS) std::memset(saved, 0, size_t(saved_size(*p)));  // not all of it may be used
+    if (p->keep) {
+        const saved_header h = {magic, groups, target().vector_bytes, p->item_bytes, p->steps, p->batch, p->hidden, p->keep};
+        std::memcpy(saved, &h, sizeof h);
+    }
+    char* const work = static_cast<char*>(p->work);
+    const lem_plan plan = make_plan(*p, groups, threads, work);
+    target().forward(*p, plan, p->keep ? saved + sizeof(saved_header) : nullptr, work + plan_bytes(*p, groups));
+    return LEM_OK;
+}
+
+int64_t lem_backward(const lem_problem* p) {
+    if (!valid(p) || p->keep == LEM_KEEP_NOTHING || !p->u || !p->weight_u || !p->weight_y || !p->weight_z)
+        return LEM_BAD_PROBLEM;
+    if (!p->y_0 || !p->z_0 || (!p->out && p->keep != LEM_KEEP_SEGMENTS) || !p->work) return LEM_BAD_PROBLEM;
+    if (!p->grad_weight_u || !p->grad_weight_y || !p->grad_weight_z || !p->grad_y_0 || !p->grad_z_0) return LEM_BAD_PROBLEM;
+    int64_t groups;
+    if (const int64_t status = read_header(*p, groups)) return status;
+    if (p->work_bytes < work_size(*p, groups, p->threads, true)) return LEM_SMALL_BUFFER;
+    char* const work = static_cast<char*>(p->work);
+    const lem_plan plan = make_plan(*p, groups, p->threads, work);
+    target().backward(*p, plan, static_cast<const char*>(p->saved) + sizeof(saved_header), work + plan_bytes(*p, groups));
+    return LEM_OK;
+}
+
+int64_t lem_packed_bytes(const lem_problem* p) { return valid(p) ? target().packed_bytes(*p) : -LEM_BAD_PROBLEM; }
+
+int64_t lem_pack(const lem_problem* p, void* packed) {
+    if (!valid(p) || !packed || !p->weight_u || !p->weight_y || !p->weight_z) return LEM_BAD_PROBLEM;
+    target().pack(*p, static_cast<char*>(packed));
+    return LEM_OK;
+}
+
+int64_t lem_step(const lem_problem* p, const void* packed) {
+    if (!valid(p) || !packed || p->steps != 1 || p->lengths || p->keep || p->threads != 1) return LEM_BAD_PROBLEM;
+    if (!p->u || !p->y_0 || !p->z_0 || !p->y_n || !p->z_n || !p->work) return LEM_BAD_PROBLEM;
+    int64_t threads, groups = groups_for(*p, threads);
+    if (p->work_bytes < work_size(*p, groups, threads, false)) return LEM_SMALL_BUFFER;
+    char* const work = static_cast<char*>(p->work);
+    const lem_plan plan = make_plan(*p, groups, threads, work);
+    target().step(*p, plan, static_cast<const char*>(packed), work + plan_bytes(*p, groups));
+    return LEM_OK;
+}
+
+const char* lem_target_name(int64_t index) { return index >= 0 && index < target_count ? targets[index]->name : nullptr; }
+int64_t lem_target_supported(int64_t index) { return supported(index); }
+int64_t lem_target_vector_bytes(int64_t index) {
+    return index >= 0 && index < target_count ? targets[index]->vector_bytes : 0;
+}
+int64_t lem_target_choose(int64_t index) {
+    if (!supported(index)) return LEM_BAD_PROBLEM;
+    chosen = index;
+    return LEM_OK;
+}
+int64_t lem_target_chosen() {
+    target();
+    return chosen;
+}
+
+double lem_peak(int64_t item_bytes, int64_t threads) {
+    double rate = 0.0;
+    for (int i = 0; i < 5; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        const double flops = target().peak(item_bytes == 8, threads < 1 ? 1 : threads);
+        rate = std::max(rate, flops / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / 1e9);
+    }
+    return rate;
+}
+
+int64_t lem_function(int64_t which, int64_t item_bytes, const void* x, void* out, int64_t count) {
+    if (!x || !out || count < 0 || (item_bytes != 4 && item_bytes != 8)) return LEM_BAD_PROBLEM;
+    target().function(which, item_bytes == 8, x, out, count);
+    return LEM_OK;
+}
+
+int64_t lem_openmp() {
+#if defined(_OPENMP)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+void* lem_pages(int64_t bytes) {
+#if defined(__linux__)
+    void* const pages = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) return nullptr;
+    madvise(pages, size_t(bytes), MADV_HUGEPAGE);
+    return pages;
+#else
+    return std::aligned_alloc(4096, size_t(bytes + 4095) / 4096 * 4096);
+#endif
+}
+
+void lem_pages_free(void* pages, int64_t bytes) {
+#if defined(__linux__)
+    if (pages) munmap(pages, size_t(bytes));
+#else
+    (void)bytes;
+    std::free(pages);
+#endif
+}

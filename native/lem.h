@@ -1,0 +1,97 @@
+// The C interface of the kernel: one call runs LEM, equation (3), over a whole sequence, one call runs its adjoint.
+//
+// All tensors are row-major; `float` or `double` as `item_bytes` says. The caller owns all memory: the kernel allocates
+// nothing. Letters as in the paper: T steps, B rows, m inputs, d hidden units.
+#pragma once
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define LEM_API extern "C" __attribute__((visibility("default")))
+#else
+#define LEM_API extern "C"
+#endif
+
+enum lem_keep {              // what the forward call leaves behind for the backward call
+    LEM_KEEP_NOTHING = 0,    // no backward call will come
+    LEM_KEEP_GATES = 1,      // z and the four gate values of every step
+    LEM_KEEP_STATES = 2,     // z of every step; backward computes the gates again
+    LEM_KEEP_SEGMENTS = 3,   // (y, z) once per `segment` steps; backward runs each segment again
+};
+
+enum lem_status {
+    LEM_OK = 0,
+    LEM_BAD_PROBLEM = 1,     // a size, a flag or a pointer is out of range
+    LEM_SMALL_BUFFER = 2,    // `saved` or `work` is smaller than lem_saved_bytes / lem_work_bytes say
+    LEM_FOREIGN_SAVED = 3,   // `saved` was not written by a forward call of this problem and target
+};
+
+struct lem_problem {
+    int64_t struct_bytes;    // sizeof(lem_problem): both sides must mean the same
+    int64_t item_bytes;      // 4 or 8
+    int64_t steps, batch, inputs, hidden;
+    int64_t gated;           // 0: both time steps are fixed to dt (single scale)
+    int64_t clipped;         // whether both time steps are clipped to [clip_low, clip_high]
+    int64_t reverse;         // whether time runs backwards; each row then starts at its own end
+    int64_t threads;
+    int64_t keep;            // enum lem_keep
+    int64_t segment;         // steps between kept states, for LEM_KEEP_SEGMENTS
+    double dt, clip_low, clip_high;
+
+    const void* u;           // T, B, m with these strides (in items; the last is 1)
+    int64_t u_time, u_row;
+    const void* weight_u;    // 4d, m: V_1, V_2, V_z, V_y      (2d, m where not gated: V_z, V_y)
+    const void* weight_y;    // 3d, d: W_1, W_2, W_z           (d, d where not gated: W_z)
+    const void* weight_z;    // d, d:  W_y
+    const void* bias;        // 4d or null
+    const void* y_0;         // B, d
+    const void* z_0;         // B, d
+    const void* mask;        // B, d or null: multiplies y where it enters the gates and z
+    const int64_t* lengths;  // B or null
+    void* out;               // T, B, d
+    void* y_n;               // B, d
+    void* z_n;               // B, d
+    void* saved;
+    int64_t saved_bytes;
+    void* work;              // 64-byte aligned, as `saved`
+    int64_t work_bytes;
+
+    const void* grad_out;    // T, B, d with these strides, or null
+    int64_t grad_out_time, grad_out_row;
+    const void* grad_y_n;    // B, d or null
+    const void* grad_z_n;    // B, d or null
+    void* grad_u;            // T, B, m or null: then it is not computed
+    void* grad_weight_u;     // as the weights; all are written, not added to
+    void* grad_weight_y;
+    void* grad_weight_z;
+    void* grad_bias;         // null where bias is
+    void* grad_y_0;
+    void* grad_z_0;
+};
+
+// Sizes; negative: minus a lem_status.
+LEM_API int64_t lem_saved_bytes(const lem_problem*);
+LEM_API int64_t lem_work_bytes(const lem_problem*, int64_t backward);
+LEM_API int64_t lem_forward(const lem_problem*);
+LEM_API int64_t lem_backward(const lem_problem*);
+
+// Streaming: pack the weights once, then take single steps (steps = 1, y_0 -> y_n, z_0 -> z_n) on one thread.
+LEM_API int64_t lem_packed_bytes(const lem_problem*);
+LEM_API int64_t lem_pack(const lem_problem*, void* packed);
+LEM_API int64_t lem_step(const lem_problem*, const void* packed);
+
+// Targets: index 0 .. count - 1, best last; a name is null past the end.
+LEM_API const char* lem_target_name(int64_t index);
+LEM_API int64_t lem_target_supported(int64_t index);
+LEM_API int64_t lem_target_vector_bytes(int64_t index);
+LEM_API int64_t lem_target_choose(int64_t index);
+LEM_API int64_t lem_target_chosen(void);
+
+// Measure the multiply-add peak of the chosen target on `threads` threads, in GFLOP/s.
+LEM_API double lem_peak(int64_t item_bytes, int64_t threads);
+// Sweep support for the tests: out[i] = f(x[i]) with f the kernel's sigmoid (0) or tanh (1).
+LEM_API int64_t lem_function(int64_t which, int64_t item_bytes, const void* x, void* out, int64_t count);
+LEM_API int64_t lem_openmp(void);
+
+// Pages for buffers that are kept and reused: huge where the system has them. Null when there is no memory.
+LEM_API void* lem_pages(int64_t bytes);
+LEM_API void lem_pages_free(void* pages, int64_t bytes);

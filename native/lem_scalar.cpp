@@ -1,0 +1,186 @@
+// The oracle: equation (3) and its adjoint, one row after the other, as they are written. Every vector target is tested
+// against this file; it is never made faster. It keeps nothing between the calls: backward runs forward again.
+#include <cmath>
+#include <cstddef>
+#include <vector>
+#include "target.h"
+
+namespace {
+
+template <class T> T sigmoid(T x) { return T(1) / (T(1) + std::exp(-x)); }
+
+template <class T> struct step_values { std::vector<T> y_before, z_before, s1, s2, tc, td, z; };
+
+template <class T> struct row_run {
+    const lem_problem& p;
+    ptrdiff_t d = p.hidden, m = p.inputs, row, length;
+    const T *V = static_cast<const T*>(p.weight_u), *W = static_cast<const T*>(p.weight_y);
+    const T *Wy = static_cast<const T*>(p.weight_z), *bias = static_cast<const T*>(p.bias);
+    T dt = T(p.dt);
+    ptrdiff_t gates = p.gated ? 2 : 0;
+
+    row_run(const lem_problem& q, ptrdiff_t r) : p(q), row(r), length(q.lengths ? q.lengths[r] : q.steps) {}
+
+    ptrdiff_t time(ptrdiff_t s) const { return p.reverse ? length - 1 - s : s; }
+    const T* input(ptrdiff_t s) const { return static_cast<const T*>(p.u) + time(s) * p.u_time + row * p.u_row; }
+    T mask(ptrdiff_t k) const { return p.mask ? static_cast<const T*>(p.mask)[row * d + k] : T(1); }
+
+    // Row i of the affine map number `map`: w (state) + V (input) + b.
+    T affine(ptrdiff_t map, ptrdiff_t i, const T* w, const T* state, const T* u) const {
+        T sum = bias ? bias[map * d + i] : T(0);
+        for (ptrdiff_t k = 0; k < d; ++k) sum += w[i * d + k] * state[k];
+        for (ptrdiff_t k = 0; k < m; ++k) sum += V[(map * d + i) * m + k] * u[k];
+        return sum;
+    }
+    T time_step(T s) const {
+        T t = dt * s;
+        if (p.clipped) t = t < T(p.clip_low) ? T(p.clip_low) : t > T(p.clip_high) ? T(p.clip_high) : t;
+        return t;
+    }
+    T time_step_slope(T s) const {
+        const T t = dt * s;
+        if (p.clipped && (t < T(p.clip_low) || t > T(p.clip_high))) return T(0);
+        return t * (T(1) - s);
+    }
+
+    step_values<T> step(ptrdiff_t s, std::vector<T>& y, std::vector<T>& z) const {
+        step_values<T> v{y, z, std::vector<T>(d), std::vector<T>(d), std::vector<T>(d), std::vector<T>(d), {}};
+        const T* const u = input(s);
+        std::vector<T> y_in(d);
+        for (ptrdiff_t k = 0; k < d; ++k) y_in[k] = y[k] * mask(k);
+        for (ptrdiff_t i = 0; i < d; ++i) {
+            v.s1[i] = gates ? sigmoid(affine(0, i, W, y_in.data(), u)) : T(1);
+            v.s2[i] = gates ? sigmoid(affine(1, i, W + d * d, y_in.data(), u)) : T(1);
+            v.tc[i] = std::tanh(affine(gates, i, W + gates * d * d, y_in.data(), u));
+        }
+        for (ptrdiff_t i = 0; i < d; ++i) {
+            const T dt_z = gates ? time_step(v.s1[i]) : dt;
+            z[i] = (T(1) - dt_z) * z[i] + dt_z * v.tc[i];
+        }
+        v.z = z;
+        for (ptrdiff_t i = 0; i < d; ++i) {
+            const T dt_y = gates ? time_step(v.s2[i]) : dt;
+            v.td[i] = std::tanh(affine(gates + 1, i, Wy, z.data(), u));
+            y[i] = (T(1) - dt_y) * y[i] + dt_y * v.td[i];
+        }
+        return v;
+    }
+
+    std::vector<T> initial(const void* from) const {
+        const T* const x = static_cast<const T*>(from) + row * d;
+        return std::vector<T>(x, x + d);
+    }
+
+    void forward() const {
+        std::vector<T> y = initial(p.y_0), z = initial(p.z_0);
+        T* const out = static_cast<T*>(p.out);
+        for (ptrdiff_t s = 0; s < length; ++s) {
+            step(s, y, z);
+            for (ptrdiff_t k = 0; out && k < d; ++k) out[(time(s) * p.batch + row) * d + k] = y[k];
+        }
+        for (ptrdiff_t t = length; out && t < p.steps; ++t)
+            for (ptrdiff_t k = 0; k < d; ++k) out[(t * p.batch + row) * d + k] = T(0);
+        for (ptrdiff_t k = 0; k < d; ++k) {
+            static_cast<T*>(p.y_n)[row * d + k] = y[k];
+            static_cast<T*>(p.z_n)[row * d + k] = z[k];
+        }
+    }
+
+    // The adjoint: gA, gB, gC, gD are the gradients of the four affine maps.
+    void backward() const {
+        std::vector<T> y = initial(p.y_0), z = initial(p.z_0), gy(d), gz(d), gA(d), gB(d), gC(d), gD(d);
+        std::vector<step_values<T>> seen;
+        for (ptrdiff_t s = 0; s < length; ++s) seen.push_back(step(s, y, z));
+        for (ptrdiff_t k = 0; k < d; ++k) {
+            gy[k] = p.grad_y_n ? static_cast<const T*>(p.grad_y_n)[row * d + k] : T(0);
+            gz[k] = p.grad_z_n ? static_cast<const T*>(p.grad_z_n)[row * d + k] : T(0);
+        }
+        T* const gW = static_cast<T*>(p.grad_weight_y);
+        T* const gWy = static_cast<T*>(p.grad_weight_z);
+        T* const gV = static_cast<T*>(p.grad_weight_u);
+        T* const gb = static_cast<T*>(p.grad_bias);
+        for (ptrdiff_t s = length - 1; s >= 0; --s) {
+            const step_values<T>& v = seen[s];
+            const T* const go = static_cast<const T*>(p.grad_out);
+            for (ptrdiff_t k = 0; k < d; ++k) {
+                if (go) gy[k] += go[time(s) * p.grad_out_time + row * p.grad_out_row + k];
+                const T dt_y = gates ? time_step(v.s2[k]) : dt;
+                gB[k] = gates ? gy[k] * (v.td[k] - v.y_before[k]) * time_step_slope(v.s2[k]) : T(0);
+                gD[k] = gy[k] * dt_y * (T(1) - v.td[k] * v.td[k]);
+                gy[k] *= T(1) - dt_y;
+            }
+            for (ptrdiff_t k = 0; k < d; ++k)
+                for (ptrdiff_t i = 0; i < d; ++i) gz[k] += Wy[i * d + k] * gD[i];
+            for (ptrdiff_t k = 0; k < d; ++k) {
+                const T dt_z = gates ? time_step(v.s1[k]) : dt;
+                gA[k] = gates ? gz[k] * (v.tc[k] - v.z_before[k]) * time_step_slope(v.s1[k]) : T(0);
+                gC[k] = gz[k] * dt_z * (T(1) - v.tc[k] * v.tc[k]);
+                gz[k] *= T(1) - dt_z;
+            }
+            const std::vector<T>* const all[4] = {&gA, &gB, &gC, &gD};
+            const std::vector<T>* const* const maps = all + 2 - gates;  // in the order of the rows of weight_u
+            const T* const u = input(s);
+            for (ptrdiff_t map = 0; map < gates + 2; ++map)
+                for (ptrdiff_t i = 0; i < d; ++i) {
+                    const T g = (*maps[map])[i];
+                    const ptrdiff_t line = map * d + i;
+                    for (ptrdiff_t k = 0; k < d; ++k)
+                        if (map == gates + 1) {
+                            gWy[i * d + k] += g * v.z[k];
+                        } else {
+                            gW[line * d + k] += g * v.y_before[k] * mask(k);
+                            gy[k] += W[line * d + k] * g * mask(k);
+                        }
+                    for (ptrdiff_t k = 0; k < m; ++k) {
+                        gV[line * m + k] += g * u[k];
+                        if (p.grad_u) static_cast<T*>(p.grad_u)[(time(s) * p.batch + row) * m + k] += g * V[line * m + k];
+                    }
+                    if (gb) gb[line] += g;
+                }
+        }
+        for (ptrdiff_t k = 0; k < d; ++k) {
+            static_cast<T*>(p.grad_y_0)[row * d + k] = gy[k];
+            static_cast<T*>(p.grad_z_0)[row * d + k] = gz[k];
+        }
+    }
+};
+
+template <class T> void zero(void* x, ptrdiff_t count) {
+    for (ptrdiff_t i = 0; x && i < count; ++i) static_cast<T*>(x)[i] = T(0);
+}
+
+template <class T> void backward_of(const lem_problem& p) {
+    const ptrdiff_t d = p.hidden, m = p.inputs, maps = p.gated ? 4 : 2;
+    zero<T>(p.grad_weight_u, maps * d * m);
+    zero<T>(p.grad_weight_y, (maps - 1) * d * d);
+    zero<T>(p.grad_weight_z, d * d);
+    zero<T>(p.grad_bias, maps * d);
+    zero<T>(p.grad_u, p.steps * p.batch * m);
+    for (ptrdiff_t row = 0; row < p.batch; ++row) row_run<T>(p, row).backward();
+}
+
+ptrdiff_t work_bytes(const lem_problem&, const lem_plan&, bool) { return 0; }
+void forward(const lem_problem& p, const lem_plan&, char*, char*) {
+    for (ptrdiff_t row = 0; row < p.batch; ++row)
+        p.item_bytes == 8 ? row_run<double>(p, row).forward() : row_run<float>(p, row).forward();
+}
+void backward(const lem_problem& p, const lem_plan&, const char*, char*) {
+    p.item_bytes == 8 ? backward_of<double>(p) : backward_of<float>(p);
+}
+ptrdiff_t packed_bytes(const lem_problem&) { return 64; }
+void pack(const lem_problem&, char*) {}
+void step(const lem_problem& p, const lem_plan& plan, const char*, char*) { forward(p, plan, nullptr, nullptr); }
+double peak(bool, ptrdiff_t) { return 0.0; }
+
+template <class T> void function_of(ptrdiff_t which, const void* x, void* out, ptrdiff_t count) {
+    const T* const from = static_cast<const T*>(x);
+    for (ptrdiff_t i = 0; i < count; ++i) static_cast<T*>(out)[i] = which ? std::tanh(from[i]) : sigmoid(from[i]);
+}
+void function(ptrdiff_t which, bool wide, const void* x, void* out, ptrdiff_t count) {
+    wide ? function_of<double>(which, x, out, count) : function_of<float>(which, x, out, count);
+}
+
+}  // namespace
+
+extern const lem_target lem_target_scalar = {"scalar",     sizeof(double), work_bytes, forward, backward,
+                                             packed_bytes, pack,           step,       peak,    function};
