@@ -18,7 +18,7 @@ version = release = lem.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "misprints-evidence.md"]
 html_theme = "furo"
 html_title = "long-expressive-memory"
 autodoc_member_order = "bysource"
@@ -32,7 +32,7 @@ html_math_renderer = "mathml"
 
 
 def setup(app):
-    """Render mathematics as MathML, which browsers show without a script from elsewhere."""
+    """Render mathematics as MathML, which browsers show without a script from elsewhere; let |x| mean a modulus."""
 
     def inline(self, node):
         self.body.append(latex2mathml.converter.convert(node.astext()))
@@ -42,4 +42,8 @@ def setup(app):
         self.body.append(latex2mathml.converter.convert(node.astext(), display="block"))
         raise nodes.SkipNode
 
+    def keep_bars(app, what, name, obj, options, lines):
+        lines[:] = [line.replace("|", "\\|") for line in lines]
+
+    app.connect("autodoc-process-docstring", keep_bars, priority=900)
     app.add_html_math_renderer("mathml", (inline, None), (block, None))

@@ -110,13 +110,16 @@ class SequenceModel(nn.Module):
         self, inputs: Tensor, state: State | None = None, lengths: Int[Tensor, "batch"] | None = None
     ) -> tuple[Tensor, State]:
         """Return the prediction, at every step or after the last one, and the final state."""
-        u = inputs if self.embedding is None else self.embedding(inputs)
-        if self.conv is not None:
-            if state is not None:
-                raise ValueError("`state` of a SequenceModel with a convolution must be None: it sees whole sequences.")
-            u, lengths = self._convolve(self.conv, u, lengths)
+        if self.conv is not None and state is not None:
+            raise ValueError("`state` of a SequenceModel with a convolution must be None: it sees whole sequences.")
+        u, lengths = self.encode(inputs, lengths)
         outputs, state = self.recurrent(self.input_dropout(u), state, lengths)
         return self.readout(self.output_dropout(outputs if self.every_step else self._last(state))), state
+
+    def encode(self, inputs: Tensor, lengths: Int[Tensor, "batch"] | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return what the layers read, and the lengths of its rows: the input, embedded and convolved where set."""
+        u = inputs if self.embedding is None else self.embedding(inputs)
+        return (u, lengths) if self.conv is None else self._convolve(self.conv, u, lengths)
 
     def _convolve(self, conv: nn.Conv1d, u: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Convolve over time; a row keeps the outputs that see nothing of its padding."""

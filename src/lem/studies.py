@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lem.analysis.certificate import Advice, Certificate, advise_dt, certify_layers, lem_cells, pyplot
 from lem.analysis.timescales import POWERS, Scales, clip_ablation, time_scales
-from lem.data import Batch, Split
+from lem.data import Split
 from lem.experiment import RunFolder
 from lem.metrics import LOSSES, METRICS
 from lem.model import SequenceModel
@@ -30,11 +30,11 @@ def certify_model(model: SequenceModel, task: Task, rows: int = 8) -> tuple[list
     """
     lem_cells(model.recurrent)
     batch = task.valid.batch(0, rows)
-    u = _read(model, batch)
-    steps = len(u) if batch.lengths is None else int(batch.lengths.min())
-    u = u[:steps]
     model.eval()
     with torch.no_grad():
+        u, lengths = model.encode(batch.inputs, batch.lengths)
+        steps = len(u) if lengths is None else int(lengths.min())
+        u = u[:steps]
         final = model.recurrent(u)[1][0]
     last = torch.cat(final[-2 if model.recurrent.bidirectional else -1 :].unbind(0), dim=-1).requires_grad_()
     targets = batch.targets[steps - 1] if task.every_step else batch.targets
@@ -49,7 +49,7 @@ def model_scales(model: SequenceModel, split: Split, batch_size: int, sampling_i
     def batches() -> Iterator[tuple[Tensor, Tensor | None]]:
         for step in range(split.steps(batch_size)):
             batch = split.batch(step, batch_size)
-            yield _read(model, batch), batch.lengths
+            yield model.encode(batch.inputs, batch.lengths)
 
     return time_scales(model.recurrent, batches(), sampling_interval)
 
@@ -61,11 +61,6 @@ def clip_scores(model: SequenceModel, task: Task, split: Split, batch_size: int)
         return evaluate(model, split, metric=task.metric, batch_size=batch_size)
 
     return clip_ablation(model.recurrent, score, POWERS)
-
-
-def _read(model: SequenceModel, batch: Batch) -> Tensor:
-    with torch.no_grad():
-        return batch.inputs if model.embedding is None else model.embedding(batch.inputs)
 
 
 # --- sweeps over run folders -----------------------------------------------------------------------------------------

@@ -202,8 +202,8 @@ def certify_layers(
 
 # --- the time step ---------------------------------------------------------------------------------------------------
 
-RATES = (0.21, 0.30, 0.38)
-"""How fast the gradient of a freshly drawn LEM decays per unit of time t = n dt: least, usual, most seen (docs)."""
+USUAL_RATE = 0.25
+"""The gradient of an untrained LEM decays as e^(-0.25 n dt): the median of 81 models, 90 % within 0.21 and 0.32."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def advise_dt(length: int, cell: LEMCell | None = None, u: Float[Tensor, "time b
     if (cell is None) != (u is None):
         raise ValueError("`cell` and `u` of advise_dt must be given together or not at all.")
     reachable = -math.log(FLAT)
-    rate, exploded, source = RATES[1], 2.0, "the usual rate of untrained weights"
+    rate, exploded, source = USUAL_RATE, 2.0, "the usual rate of untrained weights"
     if cell is not None and u is not None:
         trial, u = copy.deepcopy(cell).double().eval(), u[:length].double()
         dt = min(1.0, reachable / (rate * length))
