@@ -71,7 +71,11 @@ class SequenceModel(nn.Module):
         width = (embedding_size or hidden_size) if symbols else input_size
         self.input_size = input_size
         self.every_step = every_step
-        self.embedding = nn.Embedding(input_size, width) if symbols else None
+        self.embedding = None
+        if symbols:
+            self.embedding = nn.Embedding(input_size, width)
+            # Vectors of length one, so that a readout tied to them starts with small answers.
+            nn.init.normal_(self.embedding.weight, std=width**-0.5)
         self.conv = None
         if conv_channels is not None:
             if every_step:

@@ -304,3 +304,15 @@ def test_bad_step_arguments():
         cell(torch.zeros(4, 2), (torch.zeros(4, 3), torch.zeros(3, 3)))
     with pytest.raises(ValueError, match="must hold"):
         LEMCell.from_official({"inp2hid.weight": torch.zeros(4, 1)})
+
+
+def test_language_initialisation_has_the_stated_deviations():
+    cell = LEMCell(200, 400, init="language")
+    with torch.no_grad():
+        for parameter, inputs in ((cell.weight_u, 200), (cell.weight_y, 400), (cell.weight_z, 400)):
+            assert 0.98 < float(parameter.std()) * math.sqrt(inputs) < 1.02
+            assert float(parameter.abs().max()) <= 2.0 * math.sqrt(1.3 / inputs)
+        assert 0.98 < float(cell.bias[:400].mean()) < 1.02
+        assert -0.02 < float(cell.bias[400:].mean()) < 0.02
+    with pytest.raises(ValueError, match="`init` of LEMCell must be 'uniform' or 'language'; got 'best'"):
+        LEMCell(2, 3, init="best")

@@ -1,13 +1,13 @@
 """Penn Treebank: a tiny corpus worked out by hand, and the real text."""
 
-import math
-
 import pytest
 import torch
 
 from lem.data import IGNORE, DataError
 from lem.metrics import METRICS
 from lem.tasks.ptb import TextSplit, ptb_char, ptb_word, read_symbols, text_task
+from lem.train import evaluate
+from tests.close import assert_close
 from tests.tasks.real import needs
 
 
@@ -70,7 +70,43 @@ def test_metrics_by_hand():
         metric = METRICS[name]
         values = metric.each(logits, targets)
         assert values.numel() == 3
-        assert math.isclose(metric.finish(float(values.mean())), expected, rel_tol=1e-6)
+        assert_close(metric.finish(float(values.mean())), expected, "float32")
+
+
+class _Bigrams(torch.nn.Module):
+    """Answers from the last symbol alone: after <eos>, a, b and c the right symbol has 1/2, 1/4, 1/8 and 1/2."""
+
+    def forward(self, inputs, state, lengths):
+        right = torch.tensor([1, 2, 0, 3])[inputs]
+        chance = torch.tensor([0.5, 0.25, 0.125, 0.5])[inputs]
+        others = ((1.0 - chance) / 3.0)[..., None].expand(*inputs.shape, 4)
+        return others.scatter(-1, right[..., None], chance[..., None]).log(), (torch.zeros(1, inputs.shape[1], 1),)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_evaluation_by_hand(files, rows):
+    # "a b <eos>" from <eos>: 1/2 * 1/4 * 1/8 is 2^-6 over three symbols, so 2 bits each and a perplexity of 4.
+    for metric, expected in (("bpc", 2.0), ("perplexity", 4.0)):
+        task = text_task(files, metric, window=2, turn=None)
+        figure = evaluate(_Bigrams(), task.valid, metric=metric, batch_size=rows)
+        assert_close(figure, expected, "float32")
+
+
+class _Counter(torch.nn.Module):
+    """Counts the steps of each row, and finds each symbol likely by the count it carries."""
+
+    def forward(self, inputs, state, lengths):
+        before = torch.zeros(1, inputs.shape[1], 1) if state is None else state[0]
+        count = before[0, :, 0] + torch.arange(1, len(inputs) + 1)[:, None]
+        return torch.stack([torch.zeros_like(count), torch.log(count)], -1), (count[None, -1, :, None],)
+
+
+def test_the_state_is_carried_from_window_to_window():
+    # The n-th symbol has the chance n / (n + 1): the mean of the logarithms over 5 is log(1/6) / 5.
+    split = TextSplit(torch.ones(5, dtype=torch.int64), 0, window=2)
+    assert_close(evaluate(_Counter(), split, metric="perplexity", batch_size=1), 6.0 ** (1 / 5), "float32")
+    # In two rows, of three and two: 1/4 * 1/3.
+    assert_close(evaluate(_Counter(), split, metric="perplexity", batch_size=2), 12.0 ** (1 / 5), "float32")
 
 
 def test_unknown_symbols_are_refused(files):

@@ -55,6 +55,8 @@ class LEMCell(Cell):
         single_scale: fix both gates to `dt`; the gates then have no parameters.
         clip: the interval (low, high) to which both gates are clipped.
         t_max: initialise by the chrono rule for memories of up to `t_max` steps.
+        init: "uniform" in +-1/sqrt(d), or "language", as in the authors' language-model trainer: each matrix a normal
+            distribution cut off at two deviations, of variance 1 / its inputs, likewise the biases, b_1 around 1.
         state_dropout: the probability of dropping a unit of y where it enters the gates and z; one mask is drawn per
             sequence.
         learn_initial_state: make the state before the first step a parameter (it starts at zero).
@@ -79,6 +81,7 @@ class LEMCell(Cell):
         single_scale: bool = False,
         clip: tuple[float, float] | None = None,
         t_max: float | None = None,
+        init: str = "uniform",
         state_dropout: float = 0.0,
         learn_initial_state: bool = False,
         backend: str = "auto",
@@ -95,6 +98,8 @@ class LEMCell(Cell):
             raise ValueError(f"`clip` of LEMCell must be (low, high) with 0 <= low <= high <= 2; got {clip!r}.")
         if t_max is not None and not (isinstance(t_max, int | float) and t_max > 0):
             raise ValueError(f"`t_max` of LEMCell must be a positive number of steps; got {t_max!r}.")
+        if init not in ("uniform", "language"):
+            raise ValueError(f"`init` of LEMCell must be 'uniform' or 'language'; got {init!r}.")
         if single_scale and (clip is not None or t_max is not None):
             raise ValueError(
                 "`single_scale` of LEMCell must be False where `clip` or `t_max` is given: it has no gates."
@@ -109,6 +114,7 @@ class LEMCell(Cell):
         self.single_scale = single_scale
         self.clip = None if clip is None else (float(clip[0]), float(clip[1]))
         self.t_max = t_max
+        self.init = init
         self.state_dropout = state_dropout
 
         d, m, gates = hidden_size, input_size, 0 if single_scale else 2
@@ -131,12 +137,20 @@ class LEMCell(Cell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the initial weights: all uniform in +-1/sqrt(d); with `t_max` the chrono rule for the biases."""
-        bound = 1.0 / math.sqrt(self.hidden_size)
+        """Draw the initial weights as `init` says; with `t_max` by the chrono rule for the biases."""
+        d, m = self.hidden_size, self.input_size
         with torch.no_grad():
-            for p in (self.weight_u, self.weight_y, self.weight_z, self.bias):
-                if p is not None:
-                    p.uniform_(-bound, bound)
+            for p, inputs in ((self.weight_u, m), (self.weight_y, d), (self.weight_z, d), (self.bias, d)):
+                if p is None:
+                    continue
+                if self.init == "uniform":
+                    p.uniform_(-1.0 / math.sqrt(d), 1.0 / math.sqrt(d))
+                else:
+                    # 1.3 makes up for the tails that are cut off.
+                    deviation = math.sqrt(1.3 / inputs)
+                    nn.init.trunc_normal_(p, std=deviation, a=-2.0 * deviation, b=2.0 * deviation)
+            if self.init == "language" and self.bias is not None and not self.single_scale:
+                self.bias[:d] += 1.0
             for p in (self.y_0, self.z_0):
                 if p is not None:
                     p.zero_()

@@ -1,6 +1,7 @@
 """`lem train` and `lem recipes`."""
 
 import argparse
+import os
 import signal
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,7 @@ def add(commands: Any) -> None:
     train.add_argument("--seed", type=int, default=0, help="of the weights, the batches and dropout (default 0)")
     train.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders go (default runs)")
     train.add_argument("--figure", action="store_true", help="draw the learning curve into the run folder")
+    train.add_argument("--offline", action="store_true", help="never download data")
     train.set_defaults(command=_train, takes_overrides=True, overrides={})
 
     recipes = commands.add_parser("recipes", help="list the recipes, with the paper's figures")
@@ -40,6 +42,8 @@ def _train(options: argparse.Namespace) -> int:
     else:
         recipe, seed, runs = experiment.load_recipe(options.recipe, options.overrides), options.seed, options.runs
 
+    if options.offline:
+        os.environ["LEM_OFFLINE"] = "1"
     interrupted: list[bool] = []
 
     def interrupt(*_: int | FrameType | None) -> None:
