@@ -1,0 +1,243 @@
+"""What this machine runs, and whether it runs right: every backend against the float64 reference, beside nn.LSTM.
+
+`lem doctor` prints it. The whole examination takes about a minute and needs no network.
+"""
+
+import copy
+import functools
+import importlib.util
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lem import native
+from lem.cells import Cell, LEMCell
+from lem.checkpoint import load_tree, save_tree
+from lem.data import ArraySplit
+from lem.experiment import environment
+from lem.model import SequenceModel
+from lem.recurrent import LEM
+from lem.tasks import SOURCES
+from lem.tasks.fetch import data_folder
+from lem.train import fit
+
+EXTRAS = {
+    "data": ("scipy", "pandas"),
+    "plot": ("matplotlib",),
+    "sklearn": ("sklearn",),
+    "tune": ("optuna",),
+    "audio": ("librosa",),
+    "export": ("onnx", "onnxruntime"),
+    "track": ("tensorboard",),
+}
+# How far a backend may be from the float64 loop: rounding over 200 steps, ten times the worst seen.
+LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5}
+SHAPES = ((1000, 32, 1, 16), (400, 64, 2, 128), (4000, 8, 6, 32))
+
+
+def examine(say: Callable[[str], None] = lambda text: None, speed: bool = True) -> dict[str, Any]:
+    """Examine the machine; `say` is told what is being done. The result is plain data, fit for a bug report."""
+    report: dict[str, Any] = {"environment": environment(), "kernel": _kernel(), "extras": _extras()}
+    report["data"] = {"folder": str(data_folder()), "present": [k for k, s in SOURCES.items() if s.present()]}
+    report["checks"] = []
+    for name, check in _checks():
+        say(name)
+        try:
+            detail, ok = check(), True
+        except Exception as error:  # a broken machine may fail in any way, and must be reported whole
+            detail, ok = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", False
+        report["checks"].append({"name": name, "ok": ok, "detail": detail})
+    report["speed"] = []
+    for shape in SHAPES if speed else ():
+        say(f"speed at {shape}")
+        report["speed"].append(_speed(shape))
+    report["ok"] = all(check["ok"] for check in report["checks"])
+    report["advice"] = list(_advice(report))
+    return report
+
+
+def _kernel() -> dict[str, Any]:
+    backend, why = LEMCell(1, 1).backend_for(torch.zeros(1, 1, 1))
+    return {
+        "backend": backend,
+        "why": why,
+        "targets": native.targets() if backend == "native" else [],
+        "torch_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _extras() -> dict[str, list[str]]:
+    """Return what is missing of each extra."""
+    return {
+        extra: [module for module in modules if importlib.util.find_spec(module) is None]
+        for extra, modules in EXTRAS.items()
+    }
+
+
+# --- is it right? -------------------------------------------------------------------------------------------------
+
+
+def _checks() -> Iterator[tuple[str, Callable[[], str]]]:
+    for dtype in LIMITS:
+        kind = str(dtype).removeprefix("torch.")
+        yield f"loop, {kind}", functools.partial(_agreement, "loop", dtype)
+        for target in _kernel()["targets"]:
+            yield f"kernel {target}, {kind}", functools.partial(_agreement, target, dtype)
+    yield "streaming", _streaming
+    yield "resume", _resume
+    yield "checkpoint files", _files
+    yield "torch.export with a free time axis", _export
+
+
+def _agreement(backend: str, dtype: torch.dtype) -> str:
+    """Compare values and gradients, with unequal rows and both directions, with the loop in float64."""
+    torch.manual_seed(0)
+    steps, batch, d = 200, 5, 33
+    reference = LEMCell(3, d, dt=0.7, dtype=torch.float64, backend="loop")
+    cell = copy.deepcopy(reference).to(dtype)
+    u, weight = torch.randn(steps, batch, 3, dtype=torch.float64), torch.randn(steps, batch, d, dtype=torch.float64)
+    lengths = torch.tensor([200, 1, 117, 64, 33])
+    worst = 0.0
+    for reverse in (False, True):
+        expected = _run(reference, u, weight, lengths, reverse, Cell.sequence)
+        if backend == "loop":
+            got = _run(cell, u.to(dtype), weight.to(dtype), lengths, reverse, Cell.sequence)
+        else:
+            cell.backend = "native"
+            with native.using_target(backend):
+                got = _run(cell, u.to(dtype), weight.to(dtype), lengths, reverse, LEMCell.sequence)
+        scale = [max(1.0, float(e.abs().max())) for e in expected]
+        worst = max(worst, *(float((g - e).abs().max()) / s for g, e, s in zip(got, expected, scale)))
+    if not worst <= LIMITS[dtype]:
+        raise ArithmeticError(f"differs from the float64 reference by {worst:.1e}; at most {LIMITS[dtype]:g} is right")
+    return f"within {worst:.0e} of the float64 reference: values, gradients, lengths, both directions"
+
+
+def _run(
+    cell: LEMCell, u: Tensor, weight: Tensor, lengths: Tensor, reverse: bool, sequence: Callable[..., Any]
+) -> list[Tensor]:
+    u = u.clone().requires_grad_()
+    cell.zero_grad()
+    outputs, final = sequence(cell, u, None, lengths, reverse)
+    ((outputs * weight).sum() + final.z.sum()).backward()
+    grads = [p.grad for p in (u, *cell.parameters())]
+    return [t.detach().double() for t in (outputs, *final, *grads) if t is not None]
+
+
+def _streaming() -> str:
+    torch.manual_seed(0)
+    layer, u = LEM(2, 16, num_layers=2), torch.randn(50, 3, 2)
+    with torch.no_grad():
+        whole, _ = layer(u)
+        parts, state = [], None
+        for chunk in u.split([1, 7, 30, 12]):
+            out, state = layer(chunk, state)
+            parts.append(out)
+    difference = float((torch.cat(parts) - whole).abs().max())
+    if difference > 1e-5:
+        raise ArithmeticError(f"chunks differ from the whole by {difference:.1e}")
+    return "chunks equal the whole sequence"
+
+
+class _Memory:
+    """A store that forgets nothing, for a run that is stopped and continued."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] | None = None
+
+    def save(self, state: dict[str, Any]) -> None:
+        self.state = copy.deepcopy(state)
+
+    def save_best(self, weights: dict[str, Tensor]) -> None:
+        pass
+
+    def load(self) -> dict[str, Any] | None:
+        return self.state
+
+
+def _resume() -> str:
+    generator = torch.Generator().manual_seed(0)
+    data = ArraySplit(torch.randn(16, 10, 2, generator=generator), torch.arange(16) % 2)
+
+    def train(store: _Memory, stop: int | None) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model, calls = SequenceModel("lem", 2, 8, 2), iter(range(10**6))
+        settings: dict[str, Any] = {"loss": "cross_entropy", "metric": "accuracy", "batch_size": 4, "epochs": 2}
+        halt = (lambda: next(calls) + 1 == stop) if stop else None
+        fit(model, data, data, learning_rate=0.01, store=store, should_stop=halt, **settings)
+        return model.state_dict()
+
+    whole, store = train(_Memory(), None), _Memory()
+    train(store, 3)
+    resumed = train(store, None)
+    if not all(torch.equal(whole[name], resumed[name]) for name in whole):
+        raise ArithmeticError("a resumed run differs from the run that was not interrupted")
+    return "a resumed run equals the uninterrupted one, bit for bit"
+
+
+def _files() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        tree: dict[str, Any] = {"weights": torch.randn(1000), "step": 3}
+        save_tree(Path(folder) / "x.ckpt", tree)
+        if not torch.equal(load_tree(Path(folder) / "x.ckpt")["weights"], tree["weights"]):
+            raise OSError("a checkpoint does not come back as it was written")
+    return "written whole, read back the same"
+
+
+def _export() -> str:
+    layer, time_axis = LEM(2, 8), torch.export.Dim("time", min=2, max=10**6)
+    program = torch.export.export(layer, (torch.randn(20, 3, 2),), dynamic_shapes=({0: time_axis},))
+    u = torch.randn(77, 3, 2)
+    difference = float((program.module()(u)[0] - layer(u)[0]).detach().abs().max())
+    if difference > 1e-6:
+        raise ArithmeticError(f"the exported program differs by {difference:.1e}")
+    return "exported at 20 steps, run at 77"
+
+
+# --- is it fast? --------------------------------------------------------------------------------------------------
+
+
+def _speed(shape: tuple[int, int, int, int]) -> dict[str, Any]:
+    """Time forward + backward beside nn.LSTM of equal size, interleaved; the ratio is paired within each round."""
+    steps, batch, m, d = shape
+    u, seconds = torch.randn(steps, batch, m), {"lem": [], "lstm": []}  # type: ignore[var-annotated]
+    layers = {"lem": LEM(m, d), "lstm": nn.LSTM(m, d)}
+    for trial in range(6):
+        for name, layer in layers.items():
+            start = time.perf_counter()
+            layer(u)[0].sum().backward()
+            if trial:  # the first round warms up
+                seconds[name].append(time.perf_counter() - start)
+    ratios = sorted(b / a for a, b in zip(seconds["lem"], seconds["lstm"]))
+    return {
+        "shape": list(shape),
+        "lem_ms": round(1e3 * statistics.median(seconds["lem"]), 2),
+        "lstm_ms": round(1e3 * statistics.median(seconds["lstm"]), 2),
+        "times_lstm": round(statistics.median(ratios), 2),
+        "spread": [round(ratios[0], 2), round(ratios[-1], 2)],
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _advice(report: dict[str, Any]) -> Iterator[str]:
+    for check in report["checks"]:
+        if not check["ok"]:
+            yield f"{check['name']} is wrong here ({check['detail']}): please report it with `lem doctor --json`."
+    if report["kernel"]["backend"] != "native":
+        yield (
+            f"LEM runs on the Python loop: {report['kernel']['why']}. The results are right, but slower by one to two "
+            "orders of magnitude. With a C++ compiler at hand, `pip install --force-reinstall --no-deps .` builds the "
+            "kernel."
+        )
+    slow = [row for row in report["speed"] if row["times_lstm"] < 1.0 and report["kernel"]["backend"] == "native"]
+    for row in slow:
+        yield f"Slower than nn.LSTM at {tuple(row['shape'])}: is another program using the cores?"
+    missing = [extra for extra, modules in report["extras"].items() if modules]
+    if missing:
+        yield f"Not installed: {', '.join(missing)}. To add: pip install 'long-expressive-memory[{','.join(missing)}]'."

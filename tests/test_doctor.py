@@ -1,0 +1,54 @@
+"""The doctor finds this machine well, and would find a broken one ill."""
+
+import json
+
+import pytest
+
+from lem import LEMCell, doctor, native
+from lem.cells import LEMState
+from lem.cli import main
+
+
+@pytest.fixture(scope="module")
+def report():
+    return doctor.examine(speed=False)
+
+
+def test_this_machine_is_well(report):
+    assert report["ok"], [check for check in report["checks"] if not check["ok"]]
+    names = [check["name"] for check in report["checks"]]
+    assert {"loop, float64", "loop, float32", "streaming", "resume"} <= set(names)
+    for target in native.targets():
+        assert f"kernel {target}, float32" in names
+
+
+def test_the_report_is_plain_data(report):
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_a_wrong_kernel_is_found_and_the_exit_status_says_so(monkeypatch, capsys):
+    right = LEMCell.sequence
+
+    def wrong(self, *args, **kwargs):
+        outputs, (y, z) = right(self, *args, **kwargs)
+        return outputs, LEMState(y, z * 1.001)
+
+    monkeypatch.setattr(LEMCell, "sequence", wrong)
+    monkeypatch.setattr(doctor, "LIMITS", dict(list(doctor.LIMITS.items())[:1]))
+    ill = [check["name"] for check in doctor.examine(speed=False)["checks"] if not check["ok"]]
+    assert set(ill) >= {f"kernel {target}, float64" for target in native.targets()}
+    assert main(["doctor", "--no-speed"]) == 1
+    assert "please report it" in capsys.readouterr().out
+
+
+def test_without_the_kernel_it_says_why_and_what_to_do(monkeypatch):
+    monkeypatch.setattr(LEMCell, "backend_for", lambda self, u: ("loop", "the kernel was not built"))
+    monkeypatch.setattr(doctor, "LIMITS", {})
+    report = doctor.examine(speed=False)
+    assert report["kernel"]["targets"] == []
+    assert any("runs on the Python loop: the kernel was not built" in advice for advice in report["advice"])
+
+
+def test_speed_is_a_paired_ratio(monkeypatch):
+    row = doctor._speed((20, 4, 1, 8))
+    assert row["spread"][0] <= row["times_lstm"] <= row["spread"][1]
