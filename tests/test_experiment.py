@@ -123,6 +123,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, finished):
     folder, _ = run(recipe, 1, tmp_path, should_stop=lambda: calls.append(0) or len(calls) == 3)
     last = folder.path / "last.ckpt"
     last.write_bytes(last.read_bytes()[:100])
-    folder, _ = run(recipe, 1, tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"last.ckpt is not a complete checkpoint: .* the checkpoint before it is used"
+    ):
+        folder, _ = run(recipe, 1, tmp_path)
     assert folder.result()["test"] == finished.result()["test"]
     assert "not a complete checkpoint" in (folder.path / "notes.txt").read_text()

@@ -7,9 +7,12 @@ from torch.nn import functional
 
 from lem import LEMCell
 from lem.cells import Cell, LEMState
+from lem.checkpoint import load_tree, save_tree
+from lem.experiment import run
 from tests import paper
 from tests.cells.weights import paper_weights
 from tests.close import TABLE, assert_close
+from tests.runs import assert_same_run, tiny
 
 D, M, STEPS = 17, 3, 12
 
@@ -97,3 +100,22 @@ def test_shapes_in_signatures_are_checked():
     cell = LEMCell(2, 3)
     with pytest.raises(Exception, match="time batch input"):
         cell.sequence(torch.zeros(4, 2))
+
+
+def test_runs_that_differ_in_one_bit_or_leave_a_file_behind_are_caught(tmp_path):
+    first, _ = run(tiny(train__epochs=1), 3, tmp_path / "first")
+    second, _ = run(tiny(train__epochs=1), 3, tmp_path / "second")
+    assert_same_run(second, first)
+    (second.path / ".last.ckpt.1.tmp").touch()
+    with pytest.raises(AssertionError, match="half-written"):
+        assert_same_run(second, first)
+    (second.path / ".last.ckpt.1.tmp").unlink()
+    tree = load_tree(second.path / "last.ckpt")
+    weight = tree["model"]["readout.weight"]
+    weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(1e9))
+    save_tree(second.path / "last.ckpt", tree)
+    with pytest.raises(AssertionError, match="model differs"):
+        assert_same_run(second, first)
+    other, _ = run(tiny(train__epochs=1), 4, tmp_path / "third")
+    with pytest.raises(AssertionError, match="the runs differ"):
+        assert_same_run(other, first)

@@ -13,8 +13,11 @@ TENSOR = "__tensor__"
 ITEMS = "__items__"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that, whatever happens, `path` holds either its old content or all of the new."""
+def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
+    """Write a file so that, whatever happens, `path` holds either its old content or all of the new.
+
+    With `keep`, the old file is moved there; for a moment it is then the only one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -22,6 +25,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if keep is not None and path.is_file():
+            os.replace(path, keep)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -33,11 +38,11 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(folder)
 
 
-def save_tree(path: Path, tree: dict[str, Any]) -> None:
+def save_tree(path: Path, tree: dict[str, Any], keep: Path | None = None) -> None:
     """Write nested dicts and lists of tensors, numbers, strings, booleans and None."""
     tensors: dict[str, Tensor] = {}
     plain = json.dumps(_take_tensors(tree, tensors))
-    write_atomically(path, save(tensors, metadata={"tree": plain}))
+    write_atomically(path, save(tensors, metadata={"tree": plain}), keep)
 
 
 def load_tree(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import argparse
 import sys
 import tomllib
+import warnings
 from typing import Any
 
 import lem
@@ -30,10 +31,17 @@ def main(arguments: list[str] | None = None) -> int:
             if not getattr(options, "takes_overrides", False):
                 parser.error(f"unrecognized arguments: {' '.join(f'--{key}' for key in overrides)}")
             options.overrides = overrides
-        return int(options.command(options))
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return int(options.command(options))
     except (ValueError, TypeError, ImportError, OSError, FloatingPointError) as error:
         print(f"lem: {error}", file=sys.stderr)
         return 2
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Show a warning as what it says, not where in the program it was said."""
+    print(f"lem: warning: {message}", file=sys.stderr)
 
 
 def _take_overrides(words: list[str]) -> tuple[list[str], dict[str, Any]]:

@@ -3,12 +3,17 @@
 import argparse
 import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lem import experiment, report
+from lem import experiment, parallel, report
 from lem.cli.display import Display, table
+from lem.recipe import with_values
+from lem.track import tensorboard
+from lem.train import Event
 
 
 def add(commands: Any) -> None:
@@ -22,6 +27,7 @@ def add(commands: Any) -> None:
     train.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this folder")
     train.add_argument("--seed", type=int, default=0, help="of the weights, the batches and dropout (default 0)")
     train.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders go (default runs)")
+    train.add_argument("--tensorboard", type=Path, metavar="DIR", help="also write the curves for TensorBoard there")
     train.add_argument("--figure", action="store_true", help="draw the learning curve into the run folder")
     train.add_argument("--offline", action="store_true", help="never download data")
     train.set_defaults(command=_train, takes_overrides=True, overrides={})
@@ -31,36 +37,42 @@ def add(commands: Any) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    if (options.recipe is None) == (options.resume is None):
+    if options.recipe is None and options.resume is None:
         raise ValueError("lem train needs a recipe, or --resume with a run folder; see `lem recipes`.")
-    if options.resume is not None:
-        if options.overrides:
-            raise ValueError("A resumed run keeps its recipe; start a new run to change it.")
-        folder = experiment.RunFolder(options.resume)
-        recipe, seed = folder.recipe(), int(options.resume.name.partition("-")[0])
-        runs = options.resume.parents[len(Path(recipe.name).parts)]
+    processes = parallel.launched()
+    folder = None if options.resume is None else experiment.RunFolder(options.resume)
+    if options.recipe is not None:
+        recipe = experiment.load_recipe(options.recipe, options.overrides)
     else:
-        recipe, seed, runs = experiment.load_recipe(options.recipe, options.overrides), options.seed, options.runs
+        assert folder is not None
+        recipe = with_values(folder.recipe(), options.overrides)
 
     if options.offline:
         os.environ["LEM_OFFLINE"] = "1"
-    interrupted: list[bool] = []
-
-    def interrupt(*_: int | FrameType | None) -> None:
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted.append(True)
-
-    before = signal.signal(signal.SIGINT, interrupt)
     display = Display(recipe.name)
+    listeners: list[Callable[[Event], None]] = [display]
+    if options.tensorboard and processes.leads:
+        listeners.append(tensorboard(options.tensorboard))
+
+    def tell(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
     try:
-        display.say(f"{recipe.name}: preparing the data")
-        folder, progress = experiment.run(recipe, seed, runs, display, lambda: bool(interrupted))
+        if processes.leads:
+            display.say(f"{recipe.name}: preparing the data")
+        with interruptible() as interrupted:
+            if folder is not None:
+                folder, progress = experiment.resume(folder, tell, interrupted, processes, expected=recipe)
+            else:
+                folder, progress = experiment.run(recipe, options.seed, options.runs, tell, interrupted, processes)
     finally:
         display.end()
-        signal.signal(signal.SIGINT, before)
+        parallel.leave()
+    if not processes.leads:
+        return 0
     if progress is None:
-        print(f"{recipe.name}, seed {seed}: finished before; its result:")
+        print(f"{recipe.name}, seed {folder.seed}: finished before; its result:")
     elif not folder.finished:
         print(f"Stopped after {progress.updates} updates. Continue with: lem train --resume {folder.path}")
         return 130
@@ -68,6 +80,24 @@ def _train(options: argparse.Namespace) -> int:
     if options.figure:
         print(f"{'figure':16} {report.learning_curve(folder, folder.path / 'learning_curve.png')}")
     return 0
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C or SIGTERM into a wish to stop, to be asked for; the second Ctrl-C stops at once."""
+    wishes: list[int] = []
+
+    def wish(number: int, _: FrameType | None) -> None:
+        if wishes:
+            raise KeyboardInterrupt
+        wishes.append(number)
+
+    before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(wishes)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _recipes(_: argparse.Namespace) -> int:

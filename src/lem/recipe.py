@@ -1,0 +1,262 @@
+"""Recipes: what a run does, as TOML, with every key and value checked before anything starts.
+
+The sections: [task], [model] and [train] are arguments of the task, of `SequenceModel` and its cell, and of `fit`;
+[search] and [sweep] say what `lem tune` and `lem sweep` vary; [paper] is what the paper reports.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import itertools
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lem.cells import CELLS
+from lem.model import SequenceModel
+from lem.recurrent import nearest
+from lem.tasks import TASKS
+from lem.train import fit
+
+RECIPES = Path(__file__).parent / "recipes"
+SECTIONS = ("task", "model", "train", "search", "sweep", "paper")
+PAPER_KEYS = ("figure", "units", "parameters", "source", "epochs")
+FROM_TASK = ("input_size", "output_size", "every_step", "symbols")
+FROM_RUN = ("model", "train", "valid", "loss", "metric", "seed", "store", "report", "should_stop", "processes")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A resolved recipe: what a run does, apart from its seed."""
+
+    name: str
+    task: dict[str, Any]
+    model: dict[str, Any]
+    train: dict[str, Any]
+    search: dict[str, Any]
+    sweep: dict[str, Any]
+    paper: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Eight letters that name the recipe's content: equal recipes share a run folder."""
+        content = json.dumps([self.task, self.model, self.train], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:8]
+
+    def tables(self) -> dict[str, Any]:
+        """Return the sections that are not empty."""
+        return {section: getattr(self, section) for section in SECTIONS if getattr(self, section)}
+
+    def to_toml(self) -> str:
+        """Write the recipe as TOML."""
+        lines = [f"# {self.name}, resolved"]
+        for section in SECTIONS:
+            table = getattr(self, section)
+            if table:
+                lines += ["", f"[{section}]", *(f"{_toml_key(key)} = {_toml(value)}" for key, value in table.items())]
+        return "\n".join(lines) + "\n"
+
+
+# --- reading recipes ----------------------------------------------------------------------------------------------
+
+
+def recipe_names() -> list[str]:
+    """List the recipes that come with the library, as `task/model`."""
+    return sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.toml"))
+
+
+def load_recipe(name: str, overrides: dict[str, Any] | None = None) -> Recipe:
+    """Read a recipe by name or path, apply overrides such as {"train.epochs": 5}, and check every key and value."""
+    path = RECIPES / f"{name}.toml"
+    if not path.is_file():
+        path = Path(name)
+        if not path.is_file():
+            known = recipe_names()
+            raise ValueError(
+                f"`recipe` must be a TOML file or one of {', '.join(known)}; got {name!r}.{nearest(name, known)}"
+            )
+        name = "/".join(path.with_suffix("").parts[-2:])
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"Recipe {path} must be valid TOML; got: {error}.") from error
+    return check_recipe(name, _overridden(tables, overrides or {}))
+
+
+def with_values(recipe: Recipe, overrides: dict[str, Any]) -> Recipe:
+    """Return the recipe with some values changed, such as {"train.epochs": 5}."""
+    return check_recipe(recipe.name, _overridden(recipe.tables(), overrides))
+
+
+def _overridden(tables: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    tables = {section: dict(table) if isinstance(table, dict) else table for section, table in tables.items()}
+    for key, value in overrides.items():
+        section, _, option = key.partition(".")
+        if not option:
+            raise ValueError(f"An override must be written section.key; got {key!r}.")
+        tables.setdefault(section, {})[option] = value
+    return tables
+
+
+def check_recipe(name: str, tables: dict[str, Any]) -> Recipe:
+    """Return the tables of a TOML file as a recipe, or say what is wrong with them."""
+    for section, table in tables.items():
+        if section not in SECTIONS:
+            raise ValueError(
+                f"A section of recipe {name} must be one of {', '.join(SECTIONS)}; got [{section}]."
+                f"{nearest(section, SECTIONS)}"
+            )
+        if not isinstance(table, dict):
+            raise ValueError(f"`{section}` of recipe {name} must be a section [{section}]; got {table!r}.")
+    recipe = Recipe(name, **{section: tables.get(section, {}) for section in SECTIONS})
+    task = _named(name, "task", "name", recipe.task, TASKS)
+    cell = _named(name, "model", "cell", recipe.model, CELLS)
+    _check_keys(name, "task", recipe.task, {"name": str, **_options(TASKS[task])})
+    known = {**_options(CELLS[cell], skip=("bias", "device", "dtype")), **_options(SequenceModel, skip=FROM_TASK)}
+    _check_keys(name, "model", recipe.model, known, required=("hidden_size",))
+    fit_options = _options(fit, skip=FROM_RUN)
+    _check_keys(name, "train", recipe.train, fit_options, required=("batch_size", "epochs", "learning_rate"))
+    _check_keys(name, "paper", recipe.paper, dict.fromkeys(PAPER_KEYS, object))
+    varied = {"task": _options(TASKS[task]), "model": known, "train": fit_options}
+    search = _by_place(name, "search", recipe.search, varied)
+    sweep = _by_place(name, "sweep", recipe.sweep, varied)
+    for place, values in sweep.items():
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"`{place}` in [sweep] of recipe {name} must be a list of values; got {values!r}.")
+    for place, values in search.items():
+        _check_range(name, place, values)
+    return dataclasses.replace(recipe, search=search, sweep=sweep)
+
+
+def _by_place(name: str, section: str, table: dict[str, Any], varied: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return what [search] or [sweep] varies by section.key; `dt`, "model.dt" and model.dt all mean the same."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if key in varied and isinstance(value, dict):
+            flat |= {f"{key}.{option}": values for option, values in value.items()}
+        elif "." in key:
+            flat[key] = value
+        else:
+            owners = [owner for owner, options in varied.items() if key in options]
+            if len(owners) > 1:
+                wanted = " or ".join(f'"{owner}.{key}"' for owner in owners)
+                raise ValueError(f"`{key}` in [{section}] of recipe {name} must be written {wanted}.")
+            flat[f"{owners[0] if owners else 'train'}.{key}"] = value
+    for place in flat:
+        owner, _, option = place.partition(".")
+        known = varied.get(owner, {})
+        if option not in known:
+            every = [f"{o}.{k}" for o, options in varied.items() for k in options]
+            raise ValueError(
+                f"A key in [{section}] of recipe {name} must be of its task, model or train; got {place!r}."
+                f"{nearest(place, every)}"
+            )
+    return flat
+
+
+def _check_range(name: str, place: str, values: Any) -> None:
+    if isinstance(values, list) and values:
+        return
+    form = "a list of choices or { low = ..., high = ..., log = true }"
+    if not isinstance(values, dict) or not {"low", "high"} <= set(values) <= {"low", "high", "log"}:
+        raise ValueError(f"`{place}` in [search] of recipe {name} must be {form}; got {values!r}.")
+    low, high = values["low"], values["high"]
+    if not (_fits(low, float) and _fits(high, float) and low < high and (low > 0 or not values.get("log"))):
+        raise ValueError(
+            f"`{place}` in [search] of recipe {name} must have low < high, and low > 0 with log; got {values!r}."
+        )
+
+
+def differences(old: Recipe, new: Recipe) -> list[str]:
+    """Return what differs in what two recipes do, one line each."""
+    lines = []
+    for section in ("task", "model", "train"):
+        before, after = getattr(old, section), getattr(new, section)
+        for key in sorted({*before, *after}):
+            if before.get(key) != after.get(key):
+                lines.append(f"{section}.{key} was {before.get(key, 'not set')!r}, is {after.get(key, 'not set')!r}")
+    return lines
+
+
+def sweep_points(recipe: Recipe) -> list[dict[str, Any]]:
+    """Return the overrides of every combination of the values in [sweep]; one empty set where there are none."""
+    return [dict(zip(recipe.sweep, values)) for values in itertools.product(*recipe.sweep.values())]
+
+
+def refuse_fixed(recipe: Recipe, section: str, overrides: dict[str, Any]) -> None:
+    """Refuse overrides of what [search] or [sweep] is to vary."""
+    for place in getattr(recipe, section):
+        if place in overrides:
+            raise ValueError(
+                f"--{place} conflicts with [{section}] of recipe {recipe.name}, which varies it; "
+                f"drop it, or change what is varied by --{section}.{place} VALUES."
+            )
+
+
+def _named(recipe: str, section: str, key: str, table: dict[str, Any], known: dict[str, Any]) -> str:
+    value = table.get(key)
+    if value not in known:
+        raise ValueError(
+            f"`{key}` in [{section}] of recipe {recipe} must be one of {', '.join(sorted(known))}; got {value!r}."
+            f"{nearest(str(value), known)}"
+        )
+    return str(value)
+
+
+def _options(function: Callable[..., Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the arguments of a function or class with their types, without those that others supply."""
+    if isinstance(function, functools.partial):
+        function = function.func
+    hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    names = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return {name: hints.get(name, object) for name in names if name not in (*skip, "input_size")}
+
+
+def _check_keys(
+    recipe: str, section: str, table: dict[str, Any], known: dict[str, Any], required: tuple[str, ...] = ()
+) -> None:
+    for key, value in table.items():
+        if key not in known:
+            raise ValueError(
+                f"A key in [{section}] of recipe {recipe} must be one of {', '.join(known)}; got {key!r}."
+                f"{nearest(key, known)}"
+            )
+        if not _fits(value, known[key]):
+            wanted = getattr(known[key], "__name__", str(known[key]))
+            raise ValueError(f"`{key}` in [{section}] of recipe {recipe} must be {wanted}; got {value!r}.")
+    for key in required:
+        if key not in table:
+            raise ValueError(f"[{section}] of recipe {recipe} must set `{key}`; got {', '.join(table) or 'nothing'}.")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(kind, types.UnionType):
+        return any(_fits(value, part) for part in kind.__args__)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    origin = typing.get_origin(kind)
+    if origin in (tuple, list):
+        return isinstance(value, list | tuple) and all(_fits(item, typing.get_args(kind)[0]) for item in value)
+    return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _toml_key(key: str) -> str:
+    return json.dumps(key) if "." in key else key
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_toml_key(key)} = {_toml(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

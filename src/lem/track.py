@@ -1,0 +1,26 @@
+"""A run's curves for TensorBoard, for those who watch many runs there; `metrics.jsonl` is written always."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lem.train import Event
+
+
+def tensorboard(folder: Path) -> Callable[[Event], None]:
+    """Return what `fit` takes as `report`: it writes the records of all evaluations to a TensorBoard folder."""
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError as error:
+        raise ImportError(
+            "TensorBoard curves need tensorboard: pip install 'long-expressive-memory[track]'."
+        ) from error
+    writer = SummaryWriter(str(folder))
+
+    def tell(event: Event) -> None:
+        if event.record is not None:
+            for name in ("loss", "valid", "best", "learning_rate"):
+                if event.record[name] is not None:
+                    writer.add_scalar(name, event.record[name], event.record["updates"])
+            writer.flush()
+
+    return tell

@@ -1,0 +1,55 @@
+"""Short runs and their comparison: two folders hold the same run, bit for bit."""
+
+import json
+
+from safetensors.torch import load_file
+
+from lem.checkpoint import load_tree
+from lem.experiment import load_recipe
+
+TINY = {
+    "task.length": 8,
+    "task.steps_per_epoch": 5,
+    "model.hidden_size": 4,
+    "model.input_dropout": 0.2,
+    "train.batch_size": 100,
+    "train.epochs": 4,
+    "train.schedule": "cosine",
+    "train.average_from": 2,
+}
+TIMES = ("seconds", "finished")
+
+
+def tiny(**changes):
+    """A recipe that trains in a second: dropout, a schedule and averaging, so that all of them must survive."""
+    return load_recipe(
+        "adding/lem-short", {**TINY, **{key.replace("__", "."): value for key, value in changes.items()}}
+    )
+
+
+def assert_same_run(actual, expected):
+    """Compare result, records, weights and the last checkpoint; only times may differ."""
+    for a, e in zip(_plain(actual), _plain(expected), strict=True):
+        assert a == e, f"the runs differ: {a} and {e}"
+    assert _weights(load_file(actual.path / "best.safetensors")) == _weights(
+        load_file(expected.path / "best.safetensors")
+    )
+    a, e = (load_tree(folder.path / "last.ckpt") for folder in (actual, expected))
+    for part in ("model", "best"):
+        assert _weights(a[part]) == _weights(e[part]), f"{part} differs"
+    assert _weights(a["average"]["mean"]) == _weights(e["average"]["mean"])
+    assert [_weights(v) for v in a["optimizer"]["state"].values()] == [
+        _weights(v) for v in e["optimizer"]["state"].values()
+    ]
+    left = [path.name for path in actual.path.iterdir() if path.suffix == ".tmp"]
+    assert not left, f"half-written files are left: {left}"
+
+
+def _plain(folder):
+    lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    result = {key: value for key, value in folder.result().items() if key != "notes"}
+    return [{key: value for key, value in record.items() if key not in TIMES} for record in [result, *lines]]
+
+
+def _weights(tensors):
+    return {name: tensor.tolist() for name, tensor in tensors.items()}
