@@ -55,7 +55,7 @@ def test_scales_of_a_run(runs, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "dt_z gathers around" in shown
     assert " s\n" in shown
-    assert shown.count("low =") == 8
+    assert shown.count("low =") == 9
     assert (tmp_path / "s.png").stat().st_size > 10_000
 
 

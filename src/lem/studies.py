@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lem.analysis.certificate import Advice, Certificate, advise_dt, certify_layers, lem_cells, pyplot
-from lem.analysis.timescales import POWERS, Scales, clip_ablation, time_scales
+from lem.analysis.timescales import Scales, clip_ablation, time_scales
 from lem.data import Split
 from lem.experiment import RunFolder
 from lem.metrics import LOSSES, METRICS
@@ -55,12 +55,12 @@ def model_scales(model: SequenceModel, split: Split, batch_size: int, sampling_i
 
 
 def clip_scores(model: SequenceModel, task: Task, split: Split, batch_size: int) -> list[tuple[float, float]]:
-    """Return (low, metric) of a trained model with its gates clipped to [low, 1], low = 1, 1/2, ... 1/128."""
+    """Return (low, metric) of a trained model with its gates kept from falling below low = 1, 1/2, ... 1/128, 0."""
 
     def score() -> float:
         return evaluate(model, split, metric=task.metric, batch_size=batch_size)
 
-    return clip_ablation(model.recurrent, score, POWERS)
+    return clip_ablation(model.recurrent, score)
 
 
 # --- sweeps over run folders -----------------------------------------------------------------------------------------

@@ -256,7 +256,7 @@ class Scales:
                 log.legend(frameon=False, fontsize=7)
             low = density[density > 0].min() / 3 if (density > 0).any() else 1e-6
             log.set(xscale="log", yscale="log", xlabel=gate.name, ylabel="density", ylim=(low, None))
-            log.set(xlim=(row["q01"] / 10, min(2.0, row["q99"] * 2)))
+            log.set(xlim=(gate.log.quantile(0.001) / 2, min(2.1, row["q99"] * 2)))
             log.set_title(f"slow tail: {row['tail'].verdict if row['tail'] else 'none'}", fontsize=9)
 
             order = [unit for unit, _ in self.ranking(self.gates.index(gate))]
@@ -270,6 +270,7 @@ class Scales:
                 cmap="magma_r",
             )
             spectra.set(xscale="log", xlim=log.get_xlim(), xlabel=gate.name, ylabel="units, slowest at the bottom")
+            spectra.yaxis.get_major_locator().set_params(integer=True)
             spectra.set_title("every unit's spectrum", fontsize=9)
             figure.colorbar(mesh, ax=spectra, label="share of its steps")
         figure.savefig(path, dpi=150)
@@ -352,17 +353,15 @@ def clipped(layer: Recurrent, low: float, high: float) -> Iterator[Recurrent]:
 
 
 def clip_ablation(
-    layer: Recurrent,
-    evaluate: Callable[[], float],
-    lows: Sequence[float] = POWERS,
-    high: float = 1.0,
+    layer: Recurrent, evaluate: Callable[[], float], lows: Sequence[float] = POWERS
 ) -> list[tuple[float, float]]:
-    """Return (low, score) with the gates clipped to [low, high] at evaluation time, for every `low`.
+    """Return (low, score) with the gates clipped to [low, max(1, dt)] at evaluation time; last, low = 0: unclipped.
 
     The paper's study clips during training; this one asks a finished model which of its scales it relies on.
     """
+    high = max(1.0, *(cell.dt for cell in lem_cells(layer)))
     scores = []
-    for low in lows:
+    for low in (*lows, 0.0):
         with clipped(layer, low, high):
             scores.append((low, float(evaluate())))
     return scores

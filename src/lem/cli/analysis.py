@@ -24,7 +24,9 @@ def add(commands: Any) -> None:
     scales.add_argument("run", type=Path, help="a run folder")
     scales.add_argument("--split", choices=("train", "valid", "test"), default="valid", help="(default valid)")
     scales.add_argument("--interval", type=float, help="seconds between two steps, for time constants in seconds")
-    scales.add_argument("--clip", action="store_true", help="also evaluate with the gates clipped to [1/2^i, 1]")
+    scales.add_argument(
+        "--clip", action="store_true", help="also evaluate with the gates kept from falling below 1/2^i"
+    )
     scales.add_argument("--figure", type=Path, help="where the figure goes (default: the run folder)")
     scales.set_defaults(command=_scales)
 
@@ -68,7 +70,7 @@ def _scales(options: argparse.Namespace) -> int:
     scales.plot(path)
     print(f"figure: {path}")
     if options.clip:
-        print(f"{options.split} {task.metric} with the gates clipped to [low, 1]:")
+        print(f"{options.split} {task.metric} with no gate below low:")
         for low, score in studies.clip_scores(model, task, split, batch_size):
             print(f"  low = {low:8.4g}  {report.figure(score)}")
     return 0
