@@ -266,6 +266,7 @@ class LEM(Recurrent):
         single_scale: fix both gates to `dt` (no gate parameters).
         clip: the interval (low, high) to which both gates are clipped.
         t_max: initialise by the chrono rule for memories of up to `t_max` steps.
+        two_biases: train the biases as the authors' module does, with two per affine map.
         state_dropout: dropout of y where it enters the gates and z, one mask per sequence.
         learn_initial_state: make the state before the first step a parameter.
         shared_dropout: draw one mask per sequence for the dropout between layers too.
@@ -291,6 +292,7 @@ class LEM(Recurrent):
         t_max: float | None = None,
         state_dropout: float = 0.0,
         learn_initial_state: bool = False,
+        two_biases: bool = False,
         shared_dropout: bool = False,
         backend: str = "auto",
         memory: str | int = "auto",
@@ -313,6 +315,7 @@ class LEM(Recurrent):
             t_max=t_max,
             state_dropout=state_dropout,
             learn_initial_state=learn_initial_state,
+            two_biases=two_biases,
             backend=backend,
             memory=memory,
             device=device,

@@ -111,6 +111,30 @@ def test_state_dropout_drops_y_where_it_enters_the_gates_and_z_only():
     assert_close(cell.sequence(u)[0][:, 0], y, "float64")
 
 
+def test_two_biases_train_as_a_module_with_two_biases_does():
+    ours, u = cell_and_inputs(two_biases=True)
+    theirs = LEMCell(M, D, dtype=torch.float64)
+    second = torch.zeros_like(ours.bias, requires_grad=True)
+    theirs.load_state_dict(ours.state_dict())
+    first = theirs.bias
+    mine = torch.optim.Adam(ours.param_groups(0.01))
+    reference = torch.optim.Adam([*theirs.parameters(), second], lr=0.01)
+    for _ in range(5):
+        mine.zero_grad()
+        ours.sequence(u)[0].square().sum().backward()
+        mine.step()
+        reference.zero_grad()
+        first.data += second.data  # run with the sum, whose gradient is that of each
+        theirs.sequence(u)[0].square().sum().backward()
+        first.data -= second.data
+        second.grad = first.grad.clone()
+        reference.step()
+    assert_close(ours.bias, first + second, "float64")
+    assert_close(ours.weight_y, theirs.weight_y, "float64")
+    spread = LEMCell(2, 1000, two_biases=True).bias.detach() * math.sqrt(1000)
+    assert 1.5 < spread.abs().max() <= 2.0
+
+
 def test_the_learned_initial_state_starts_at_zero_and_gets_a_gradient():
     cell, u = cell_and_inputs(learn_initial_state=True)
     assert not any(s.any() for s in cell.init_state(2))

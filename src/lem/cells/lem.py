@@ -7,7 +7,7 @@ tested against it.
 import math
 import warnings
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,8 @@ class LEMCell(Cell):
         single_scale: fix both gates to `dt`; the gates then have no parameters.
         clip: the interval (low, high) to which both gates are clipped.
         t_max: initialise by the chrono rule for memories of up to `t_max` steps.
+        two_biases: train the biases as the authors' module does, which has two per affine map: they start as the sum
+            of two draws and learn at twice the rate. The function and the parameters stay those of equation (3).
         init: "uniform" in +-1/sqrt(d), or "language", as in the authors' language-model trainer: each matrix a normal
             distribution cut off at two deviations, of variance 1 / its inputs, likewise the biases, b_1 around 1.
         state_dropout: the probability of dropping a unit of y where it enters the gates and z; one mask is drawn per
@@ -81,6 +83,7 @@ class LEMCell(Cell):
         single_scale: bool = False,
         clip: tuple[float, float] | None = None,
         t_max: float | None = None,
+        two_biases: bool = False,
         init: str = "uniform",
         state_dropout: float = 0.0,
         learn_initial_state: bool = False,
@@ -115,6 +118,7 @@ class LEMCell(Cell):
         self.clip = None if clip is None else (float(clip[0]), float(clip[1]))
         self.t_max = t_max
         self.init = init
+        self.two_biases = two_biases
         self.state_dropout = state_dropout
 
         d, m, gates = hidden_size, input_size, 0 if single_scale else 2
@@ -149,6 +153,8 @@ class LEMCell(Cell):
                     # 1.3 makes up for the tails that are cut off.
                     deviation = math.sqrt(1.3 / inputs)
                     nn.init.trunc_normal_(p, std=deviation, a=-2.0 * deviation, b=2.0 * deviation)
+            if self.two_biases and self.bias is not None:
+                self.bias.add_(torch.empty_like(self.bias).uniform_(-1.0 / math.sqrt(d), 1.0 / math.sqrt(d)))
             if self.init == "language" and self.bias is not None and not self.single_scale:
                 self.bias[:d] += 1.0
             for p in (self.y_0, self.z_0):
@@ -166,6 +172,13 @@ class LEMCell(Cell):
                         "The biases start at zero, its limit.",
                         stacklevel=2,
                     )
+
+    def param_groups(self, learning_rate: float) -> list[dict[str, Any]]:
+        """Return the optimiser's groups: with `two_biases` the biases' own, at twice the rate."""
+        if not self.two_biases or self.bias is None:
+            return super().param_groups(learning_rate)
+        others = [p for p in self.parameters() if p is not self.bias]
+        return [{"params": others, "lr": learning_rate}, {"params": [self.bias], "lr": 2.0 * learning_rate}]
 
     def init_state(self, batch: int) -> State:
         """Return the state before the first step: zeros, or the learned one."""
