@@ -36,6 +36,7 @@ def test_the_proof_above_can_fail():
     assert "scipy is blocked" in importing("import scipy\n").stderr
 
 
-def test_a_missing_extra_is_named_by_the_error_that_needs_it():
-    code = "from lem.tasks import TASKS\nTASKS['fitzhugh_nagumo']()\n"
+def test_a_missing_extra_is_named_by_the_error_that_needs_it(tmp_path):
+    code = f"import os\nos.environ['LEM_DATA'] = {str(tmp_path)!r}\n"  # where nothing is prepared yet
+    code += "from lem.tasks import TASKS\nTASKS['fitzhugh_nagumo']()\n"
     assert "pip install 'long-expressive-memory[data]'" in importing(code).stderr

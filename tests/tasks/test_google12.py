@@ -20,8 +20,11 @@ def write(path, sound, rate=RATE, channels=1):
         out.writeframes((np.asarray(sound) * 32767).astype("<i2").tobytes())
 
 
-def mel_by_formula(sound):
-    """The same features written out: Slaney's scale, Hann window, Fourier sums by NumPy, in double precision."""
+def mel_by_formula(sound, twin=""):
+    """The same features written out: Slaney's scale, Hann window, Fourier sums by NumPy, in double precision.
+
+    A `twin` is wrong in one place, for the test that must catch it.
+    """
 
     def hertz_to_mel(f):
         return np.where(f < 1000.0, 3.0 * f / 200.0, 15.0 + 27.0 * np.log(np.maximum(f, 1e-9) / 1000.0) / np.log(6.4))
@@ -29,17 +32,17 @@ def mel_by_formula(sound):
     def mel_to_hertz(m):
         return np.where(m < 15.0, 200.0 * m / 3.0, 1000.0 * np.exp(np.log(6.4) * (m - 15.0) / 27.0))
 
-    padded = np.pad(sound.astype(np.float64), 512, mode="reflect")
+    padded = np.pad(sound.astype(np.float64), 512, mode="constant" if twin == "padding" else "reflect")
     window = 0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(1024) / 1024)
     frames = [padded[i * 128 : i * 128 + 1024] * window for i in range(1 + len(sound) // 128)]
-    spectrum = np.abs(np.fft.rfft(np.stack(frames), axis=1))
+    spectrum = np.abs(np.fft.rfft(np.stack(frames), axis=1)) ** (2 if twin == "power" else 1)
     edges = mel_to_hertz(np.linspace(hertz_to_mel(np.float64(40.0)), hertz_to_mel(np.float64(8000.0)), 82))
     bins = np.arange(513) * RATE / 1024
     bands = np.zeros((80, 513))
     for b in range(80):
         low, middle, high = edges[b : b + 3]
         bands[b] = np.maximum(0.0, np.minimum((bins - low) / (middle - low), (high - bins) / (high - middle)))
-        bands[b] *= 2.0 / (high - low)
+        bands[b] *= 1.0 if twin == "area" else 2.0 / (high - low)
     mel = spectrum @ bands.T
     decibels = 10.0 * np.log10(np.maximum(1e-10, mel)) - 10.0 * np.log10(mel.max())
     decibels = np.maximum(decibels, decibels.max() - 80.0)[:126]
@@ -57,6 +60,14 @@ def test_features_follow_the_formula(length):
     assert mine.shape == (126, 80)
     assert mine.dtype == np.float32
     assert_close(mine, mel_by_formula(sound), kind="features")
+
+
+@pytest.mark.parametrize("twin", ["padding", "power", "area"])
+def test_wrong_features_would_be_caught(twin):
+    sound = np.random.default_rng(0).normal(size=RATE).astype(np.float32) * np.linspace(0.0, 0.1, RATE)
+    assert_close(features(sound), mel_by_formula(sound), kind="features")
+    with pytest.raises(AssertionError):
+        assert_close(features(sound), mel_by_formula(sound, twin), kind="features")
 
 
 def test_silent_sound_has_finite_features():

@@ -6,6 +6,7 @@ import torch
 
 from lem.data import DataError
 from lem.tasks.ncifar10 import _Noisy, ncifar10, read_images
+from tests.close import assert_close
 from tests.tasks.real import needs
 
 
@@ -48,6 +49,34 @@ def test_fresh_noise_differs_but_is_fixed_by_its_place():
     assert not torch.equal(first.inputs[32:, 0], first.inputs[32:, 1])
     assert torch.equal(split.batch(1, 3).inputs, split.batch(1, 3, None, 99).inputs)
     assert abs(float(first.inputs[32:].std()) - 1.0) < 0.01
+
+
+def test_memory_is_used_again_but_never_while_someone_holds_it():
+    split = _Noisy(*images(40), torch.randn(968, 1, 96), 1)
+    held = [split.batch(step, 4).inputs for step in range(5)]
+    expected = [_Noisy(split.inputs, split.targets, split.noise, 1).batch(step, 4).inputs for step in range(5)]
+    for mine, fresh in zip(held, expected):
+        assert torch.equal(mine, fresh)
+    kept = split.batch(9, 4).inputs[:3]  # a view holds the memory too
+    places = set()
+    for step in range(6):
+        batch = split.batch(step, 4)
+        places.add(batch.inputs.data_ptr())
+    assert len(places) == 2
+    assert torch.equal(kept, _Noisy(split.inputs, split.targets, split.noise, 1).batch(9, 4).inputs[:3])
+
+
+def test_memory_is_not_taken_from_a_backward_pass():
+    split = _Noisy(*images(8), torch.randn(968, 1, 96), 1)
+    weight = torch.zeros(96, requires_grad=True)
+    inputs = split.batch(0, 4).inputs
+    expected = inputs.sum((0, 1))
+    answer = (inputs * weight).sum()  # keeps `inputs` for its gradient
+    del inputs
+    for step in (1, 0, 1, 0):
+        split.batch(step, 4)
+    answer.backward()
+    assert_close(weight.grad / 4000, expected / 4000, "float32")
 
 
 def test_an_unknown_noise_is_refused():

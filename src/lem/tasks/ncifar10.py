@@ -56,6 +56,27 @@ def read_images(paths: list[Path]) -> tuple[Tensor, Tensor]:
     return rows.reshape(-1, ROWS, WIDTH), joined[:, 0].long()
 
 
+class _Memory:
+    """Memory for batches, used again once nobody holds it: fresh pages of 38 MB cost more than filling them."""
+
+    def __init__(self) -> None:
+        self.pool: list[tuple[Tensor, int]] = []
+
+    def empty(self, *shape: int) -> Tensor:
+        """Return a tensor of arbitrary content."""
+        for tensor, alone in self.pool:
+            if tensor.shape == shape and self._holders(tensor) == alone:
+                return tensor.view(shape)
+        tensor = torch.empty(shape)
+        # Two take turns in a loop that asks for the next batch before it drops the last.
+        self.pool = [*self.pool[-1:], (tensor, self._holders(tensor))]
+        return tensor.view(shape)
+
+    @staticmethod
+    def _holders(tensor: Tensor) -> int:
+        return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
 class _Noisy(ArraySplit):
     """Images as bytes; a batch is made of their rows and the noise behind them."""
 
@@ -63,10 +84,11 @@ class _Noisy(ArraySplit):
         super().__init__(images, labels)
         self.noise = noise
         self.data_seed = data_seed
+        self.memory = _Memory()
 
     def batch(self, step: int, batch_size: int, epoch: int | None = None, seed: int = 0) -> Batch:
         batch = super().batch(step, batch_size, epoch, seed)
-        inputs = torch.empty(LENGTH, batch.inputs.shape[1], WIDTH)
+        inputs = self.memory.empty(LENGTH, batch.inputs.shape[1], WIDTH)
         torch.div(batch.inputs, 255.0, out=inputs[:ROWS])
         if self.noise is not None:
             inputs[ROWS:] = self.noise
