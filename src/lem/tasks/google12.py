@@ -62,11 +62,11 @@ def read_wave(path: Path) -> np.ndarray:
         with wave.open(str(path), "rb") as sound:
             kind = sound.getnchannels(), sound.getsampwidth(), sound.getframerate()
             content = sound.readframes(sound.getnframes())
-    except (wave.Error, EOFError) as error:
-        raise DataError(f"{path.name} must be a wave file: {error}.") from error
+    except (wave.Error, EOFError, RuntimeError, ZeroDivisionError) as error:
+        raise DataError(f"{path.name} must be a wave file: {str(error) or 'a chunk ends too early'}.") from error
     if kind != (1, 2, RATE):
         raise DataError(f"{path.name} must have one channel of 16 bits at 16 kHz; got {kind} channels, bytes, Hz.")
-    return np.frombuffer(content, dtype="<i2").astype(np.float32) / 32768.0
+    return np.frombuffer(content[: len(content) // 2 * 2], dtype="<i2").astype(np.float32) / 32768.0
 
 
 def _librosa() -> Any:

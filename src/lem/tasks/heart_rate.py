@@ -62,14 +62,24 @@ def read_columns(path: Path, *names: str) -> np.ndarray:
             missing = [name for name in names if name not in header]
             if missing:
                 raise DataError(f"{path.name} must have the columns {', '.join(names)}; got {', '.join(header)}.")
-            return np.loadtxt(lines, delimiter=",", usecols=[header.index(name) for name in names], ndmin=2)
+            rows = lines.readlines()
+        if not rows:
+            raise DataError(f"{path.name} must have at least one row; it has none.")
+        return np.loadtxt(rows, delimiter=",", usecols=[header.index(name) for name in names], ndmin=2)
+    except DataError:
+        raise
     except ValueError as error:
         raise DataError(f"{path.name} must be a table of numbers: {error}") from error
 
 
 def cut_windows(signals: np.ndarray, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Cut (sample, channel) signals into windows; keep those whose last second has a heart rate."""
-    starts = range(0, len(signals) // RATE - SECONDS + 1, EVERY)
+    seconds = len(signals) // RATE
+    if seconds < SECONDS:
+        raise DataError(f"A recording must have at least {SECONDS} s; got {seconds}.")
+    if len(rates) < seconds:
+        raise DataError(f"A recording must have a heart rate for every second; got {len(rates)} of {seconds}.")
+    starts = range(0, seconds - SECONDS + 1, EVERY)
     pairs = [(signals[s * RATE : (s + SECONDS) * RATE], rates[s + SECONDS - 1]) for s in starts]
     kept = [(window, rate) for window, rate in pairs if np.isfinite(rate)]
     return np.stack([window for window, _ in kept]), np.array([rate for _, rate in kept])

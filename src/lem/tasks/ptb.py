@@ -56,7 +56,10 @@ WORDS = _source(
 
 def read_symbols(path: Path) -> list[str]:
     """Read a text of symbols separated by blanks; a line's end becomes `<eos>`."""
-    return path.read_text(encoding="utf-8").replace("\n", f" {EOS} ").split()
+    try:
+        return path.read_text(encoding="utf-8").replace("\n", f" {EOS} ").split()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path.name} must be UTF-8 text: {error}.") from error
 
 
 class TextSplit:
