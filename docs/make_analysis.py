@@ -114,9 +114,7 @@ def make_tail():
         density = gate.counts / gate.total / np.diff(gate.edges)
         axes.stairs(np.where(density > 0, density, np.nan), gate.edges, color="C0", label="gates drawn from the law")
         g = np.geomspace(1e-4, 1 / found.start, 200)
-        weight = found.samples / gate.total
-        power = weight * (found.exponent - 1) / found.start * (1 / g / found.start) ** -found.exponent / g**2
-        exponential = weight * found.rate * np.exp(-found.rate * (1 / g - found.start)) / g**2
+        power, exponential = (found.samples / gate.total * law for law in found.densities(g))
         axes.plot(g, power, color="C3", label=f"power law, distance {found.power_distance:.3f}")
         axes.plot(g, exponential, color="C1", ls="--", label=f"exponential, distance {found.exponential_distance:.3f}")
         axes.set(xscale="log", yscale="log", xlabel="gate", xlim=(1e-4, 1), ylim=(1e-4, 1e2))

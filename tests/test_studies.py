@@ -85,3 +85,14 @@ def test_the_certificate_of_a_model_uses_its_own_loss(runs):
         gradient = getattr(model.recurrent.cells[0], name).grad
         assert_close(found.total[kind][0], gradient.abs().max(), "float32 gradient")
     assert torch.is_tensor(gradient)
+
+
+def test_a_recipe_without_a_search_is_given_one(tmp_path):
+    recipe = experiment.load_recipe("adding/lem-short", {"task.length": 100, "model.hidden_size": 8})
+    found = studies.default_search(recipe, experiment.build_task(recipe))
+    assert set(found) == {"train.learning_rate", "model.dt"}
+    assert 0.01 < found["model.dt"]["low"] < found["model.dt"]["high"] == 1.0
+    text = '[task]\nname = "adding"\nlength = 20\n[model]\ncell = "rnn"\nhidden_size = 4\n'
+    (tmp_path / "rnn.toml").write_text(text + "[train]\nbatch_size = 5\nepochs = 1\nlearning_rate = 0.1\n")
+    other = experiment.load_recipe(str(tmp_path / "rnn.toml"))
+    assert set(studies.default_search(other, experiment.build_task(other))) == {"train.learning_rate"}

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from lem.analysis.certificate import Advice, Certificate, advise_dt, certify_layers, lem_cells, pyplot
 from lem.analysis.timescales import Scales, clip_ablation, time_scales
+from lem.cells import LEMCell
 from lem.data import Split
-from lem.experiment import RunFolder
+from lem.experiment import Recipe, RunFolder, build_model
 from lem.metrics import LOSSES, METRICS
 from lem.model import SequenceModel
 from lem.tasks import Task
@@ -41,6 +42,23 @@ def certify_model(model: SequenceModel, task: Task, rows: int = 8) -> tuple[list
     LOSSES[task.loss](model.readout(last), targets).sum().backward()
     certificates = certify_layers(model.recurrent, u, last.grad)
     return certificates, advise_dt(steps, lem_cells(model.recurrent)[0], u)
+
+
+def default_search(recipe: Recipe, task: Task) -> dict[str, dict[str, Any]]:
+    """Return what to search where a recipe has no [search]: the learning rate and, for LEM, dt as advised on its data.
+
+    The learning rates are the paper's interval; the advice is measured on the initial weights and a training batch.
+    """
+    search = {"train.learning_rate": {"low": 1e-4, "high": 1e-1, "log": True}}
+    model = build_model(recipe, task, seed=0).eval()
+    cell = model.recurrent.cells[0]
+    if isinstance(cell, LEMCell):
+        batch = task.train.batch(0, 8)
+        with torch.no_grad():
+            u, lengths = model.encode(batch.inputs, batch.lengths)
+        advice = advise_dt(len(u) if lengths is None else int(lengths.min()), cell, u)
+        search["model.dt"] = {"low": float(f"{advice.low:.2g}"), "high": float(f"{advice.high:.2g}"), "log": True}
+    return search
 
 
 def model_scales(model: SequenceModel, split: Split, batch_size: int, sampling_interval: float | None = None) -> Scales:

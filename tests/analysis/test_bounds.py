@@ -302,3 +302,16 @@ def test_random_state_dropout_is_refused():
     made = cell(state_dropout=0.5).train()
     with pytest.raises(ValueError, match=r"Call cell.eval\(\)"):
         bounds.adjoint(made, torch.zeros(3, 1, 2).double())
+
+
+def test_at_a_fixed_time_the_expansion_is_not_asymptotic():
+    """The relative error of the two terms does not fall with dt where t_n - t_k stays; it falls with that time."""
+    target = torch.tensor([0.7, -1.0, 0.4, 1.3]).double()
+    found = {}
+    for time in (1.0, 0.1):
+        for n in (50, 400):
+            u = torch.sin(torch.arange(1, n + 1) * time / n)[:, None].repeat(1, 2).double() + 0.5
+            p = bounds.partial_gradient(cell(seed=5, scale=2.0, dt=time / n), u, n // 10, 1, 2, target)
+            found[time, n] = abs(p.exact - p.first - p.second) / abs(p.exact)
+    assert found[1.0, 400] > 0.5 * found[1.0, 50] > 0.01
+    assert found[0.1, 400] < 0.05 * found[1.0, 400]

@@ -85,6 +85,16 @@ def test_the_bounded_alternative_has_the_same_weights_for_every_tau():
     assert max(relative) < 0.15
 
 
+@pytest.mark.parametrize("tau", [1e-3, 1e-5])
+def test_the_papers_construction_still_works_in_float32(tau):
+    built = construct.two_scale(fast, slow, tau, 1, 1, 120, 2.0)
+    exact = built.run(inputs())["slow"]
+    with torch.no_grad():
+        y, _ = built.layer.float()(inputs().float())
+    rounded = y @ built.readouts["slow"].float().T
+    assert float((rounded - exact).abs().max()) < 0.05 * tau
+
+
 def test_two_scales_at_two_widths():
     for build in (construct.two_scale, construct.two_scale_bounded):
         errors = [build(fast, slow, 0.01, 1, 1, width, 2.0).errors(inputs())["slow"] for width in (60, 240)]

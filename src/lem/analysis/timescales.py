@@ -79,6 +79,12 @@ class Tail(NamedTuple):
             return "neither"
         return "power law" if self.power_distance < self.exponential_distance else "exponential"
 
+    def densities(self, gate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return both fitted laws as densities of the gate 1 / tau, of the tail alone."""
+        tau = 1.0 / gate
+        power = (self.exponent - 1) / self.start * (tau / self.start) ** -self.exponent
+        return power * tau**2, self.rate * np.exp(-self.rate * (tau - self.start)) * tau**2
+
 
 def fit_tail(histogram: Histogram, tail: float = 0.5) -> Tail:
     """Fit a power law and an exponential to the slowest `tail` of the time constants 1 / gate.
@@ -207,7 +213,8 @@ class Scales:
         width = max(len(gate.name) for gate in self.gates)
         lines = [f"{'gate':{width}}" + "".join(f"{q:>10}" for q in ("1 %", "10 %", "50 %", "90 %", "99 %"))]
         lines[0] += "  decades  slow tail"
-        for row in self.rows():
+        rows = self.rows()
+        for row in rows:
             tail: Tail | None = row["tail"]
             law = "none (constant gate)"
             if tail is not None:
@@ -215,7 +222,7 @@ class Scales:
                 law += f"exponential {tail.exponential_distance:.3f})"
             quantiles = "  ".join(f"{row[q]:8.2e}" for q in ("q01", "q10", "q50", "q90", "q99"))
             lines.append(f"{row['gate']:{width}}  {quantiles}  {row['decades']:7.2f}  {law}")
-        for row in self.rows():
+        for row in rows:
             lines.append(f"{row['gate']} gathers around {', '.join(f'{mode:.2g}' for mode in row['modes'])}")
             for word in ("slowest", "fastest"):
                 unit, steps = row[word]
@@ -233,42 +240,28 @@ class Scales:
         figure, axes = plt.subplots(
             len(self.gates), 3, figsize=(11, 2.9 * len(self.gates)), squeeze=False, layout="constrained"
         )
-        for (linear, log, spectra), gate, row in zip(axes, self.gates, self.rows()):
+        for k, ((linear, log, spectra), gate, row) in enumerate(zip(axes, self.gates, self.rows())):
             linear.stairs(gate.linear.counts / gate.linear.total, gate.linear.edges, fill=True, color="C0")
-            used = gate.linear.edges[1:][gate.linear.counts > 0]
-            linear.set(xlabel=f"{gate.name}", ylabel="share of all gates", xlim=(0, used.max() if len(used) else 2))
+            linear.set(xlabel=gate.name, ylabel="share of all gates", xlim=(0, gate.linear.quantile(1.0)))
             linear.set_title("linear scale", fontsize=9)
 
-            widths = np.diff(gate.log.edges)
-            density = gate.log.counts / gate.log.total / widths
-            log.stairs(np.where(density > 0, density, np.nan), gate.log.edges, color="C0")
+            density = gate.log.counts / gate.log.total / np.diff(gate.log.edges)
+            filled = density > 0
+            log.stairs(np.where(filled, density, np.nan), gate.log.edges, color="C0")
             tail: Tail | None = row["tail"]
             if tail is not None:
-                filled = gate.log.edges[1:][gate.log.counts > 0]
-                g = np.geomspace(filled.min(), 1 / tail.start, 100)
-                weight = tail.samples / gate.log.total
-                power = weight * (tail.exponent - 1) / tail.start * (1 / g / tail.start) ** -tail.exponent / g**2
-                exponential = weight * tail.rate * np.exp(-tail.rate * (1 / g - tail.start)) / g**2
-                log.plot(g, power, color="C3", label=f"power law, distance {tail.power_distance:.3f}")
-                log.plot(
-                    g, exponential, color="C1", ls="--", label=f"exponential, distance {tail.exponential_distance:.3f}"
-                )
+                g = np.geomspace(gate.log.edges[1:][filled].min(), 1 / tail.start, 100)
+                power, exponential = (tail.samples / gate.log.total * law for law in tail.densities(g))
+                log.plot(g, power, "C3", label=f"power law, distance {tail.power_distance:.3f}")
+                log.plot(g, exponential, "C1--", label=f"exponential, distance {tail.exponential_distance:.3f}")
                 log.legend(frameon=False, fontsize=7)
-            low = density[density > 0].min() / 3 if (density > 0).any() else 1e-6
-            log.set(xscale="log", yscale="log", xlabel=gate.name, ylabel="density", ylim=(low, None))
-            log.set(xlim=(gate.log.quantile(0.001) / 2, min(2.1, row["q99"] * 2)))
-            log.set_title(f"slow tail: {row['tail'].verdict if row['tail'] else 'none'}", fontsize=9)
+            log.set(xscale="log", yscale="log", xlabel=gate.name, ylabel="density")
+            log.set(xlim=(gate.log.quantile(0.001) / 2, 2.1), ylim=(density[filled].min(initial=1.0) / 3, None))
+            log.set_title(f"slow tail: {tail.verdict if tail else 'none'}", fontsize=9)
 
-            order = [unit for unit, _ in self.ranking(self.gates.index(gate))]
+            order = [unit for unit, _ in self.ranking(k)]
             shares = gate.spectra[order, 1:-1] / gate.count
-            seen = np.flatnonzero(shares.sum(0))
-            first, last = (seen[0], seen[-1]) if len(seen) else (0, shares.shape[1] - 1)
-            mesh = spectra.pcolormesh(
-                gate.spectrum_edges[first : last + 2],
-                np.arange(len(order) + 1),
-                shares[:, first : last + 1],
-                cmap="magma_r",
-            )
+            mesh = spectra.pcolormesh(gate.spectrum_edges, np.arange(len(order) + 1), shares, cmap="magma_r")
             spectra.set(xscale="log", xlim=log.get_xlim(), xlabel=gate.name, ylabel="units, slowest at the bottom")
             spectra.yaxis.get_major_locator().set_params(integer=True)
             spectra.set_title("every unit's spectrum", fontsize=9)
