@@ -65,6 +65,7 @@ def run(
     processes: Processes = ALONE,
     open_test: bool = True,
     wait: bool = False,
+    task: Task | None = None,
 ) -> tuple[RunFolder, Progress | None]:
     """Train a recipe, or continue it; choose the best validation epoch, then open the test split once.
 
@@ -79,9 +80,10 @@ def run(
         processes: those that train it together, see `lem.parallel`.
         open_test: False ends with the validation figure, as the trials of a search must.
         wait: wait for another process that trains in the same folder, instead of refusing.
+        task: the recipe's task where it is built already.
     """
     folder = RunFolder(runs / recipe.name / f"{seed}-{recipe.digest}")
-    return _train(folder, recipe, seed, report, should_stop, processes, open_test, wait)
+    return _train(folder, recipe, seed, report, should_stop, processes, open_test, wait, task)
 
 
 def resume(
@@ -97,7 +99,7 @@ def resume(
         raise ValueError(
             f"A resumed run keeps its recipe; got: {'; '.join(changed)}. Start a new run with the changed values."
         )
-    return _train(folder, recipe, folder.seed, report, should_stop, processes, open_test=True, wait=False)
+    return _train(folder, recipe, folder.seed, report, should_stop, processes, open_test=True, wait=False, task=None)
 
 
 def _train(
@@ -109,10 +111,11 @@ def _train(
     processes: Processes,
     open_test: bool,
     wait: bool,
+    task: Task | None,
 ) -> tuple[RunFolder, Progress | None]:
     if processes.first(folder.finished):
         return folder, None
-    task = build_task(recipe)
+    task = task or build_task(recipe)
     model = build_model(recipe, task, seed)
 
     def tell(event: Event) -> None:

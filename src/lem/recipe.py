@@ -59,7 +59,11 @@ class Recipe:
         for section in SECTIONS:
             table = getattr(self, section)
             if table:
-                lines += ["", f"[{section}]", *(f"{_toml_key(key)} = {_toml(value)}" for key, value in table.items())]
+                lines += [
+                    "",
+                    f"[{section}]",
+                    *(f"{_toml_key(key)} = {toml_value(value)}" for key, value in table.items()),
+                ]
         return "\n".join(lines) + "\n"
 
 
@@ -252,11 +256,12 @@ def _toml_key(key: str) -> str:
     return json.dumps(key) if "." in key else key
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Write a value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_toml_key(key)} = {_toml(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

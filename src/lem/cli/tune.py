@@ -1,0 +1,142 @@
+"""`lem tune`: search a recipe's [search] ranges on validation, then train the winner with several seeds."""
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lem import experiment, tune
+from lem.cli import jobs as processes
+from lem.cli.sweep import train_all
+from lem.cli.train import interruptible
+from lem.recipe import refuse_fixed
+
+REPLACEMENTS = 10
+"""How many workers that died are replaced before something must be wrong."""
+
+
+def add(commands: Any) -> None:
+    """Add this topic's commands."""
+    parser = commands.add_parser(
+        "tune",
+        help="search a recipe's [search] ranges, then train the winner with several seeds",
+        epilog="The same command again, here or on a machine with the same storage, joins or continues the study.",
+    )
+    parser.add_argument("recipe", help="a recipe's name (see `lem recipes`) or a TOML file")
+    parser.add_argument("--trials", type=int, default=20, help="how many (default 20)")
+    parser.add_argument("--jobs", type=int, default=1, help="workers on this machine (default 1)")
+    parser.add_argument(
+        "--storage", help="a journal file (default: in the study's folder), grpc://host:port, or an RDB URL"
+    )
+    parser.add_argument(
+        "--study", default="study", metavar="NAME", help="several studies of one recipe (default study)"
+    )
+    parser.add_argument("--sampler", default="random", help="random (default, the paper's) or tpe")
+    parser.add_argument("--prune", action="store_true", help="stop trials that fall behind the median")
+    parser.add_argument(
+        "--seeds", type=int, default=1, metavar="K", help="train the winner with K seeds (default 1; 0: not)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the values drawn and the trials' weights (default 0)")
+    parser.add_argument("--grace", type=float, default=60.0, help="seconds until a silent worker counts as dead")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders go (default runs)")
+    parser.add_argument(
+        "--serve", metavar="HOST:PORT", help="offer the storage to other machines by gRPC, and do nothing else"
+    )
+    parser.add_argument("--worker", action="store_true", help="only do trials: no table, no winner")
+    parser.set_defaults(command=_tune, takes_overrides=True, overrides={})
+
+
+def _tune(options: argparse.Namespace) -> int:
+    recipe = experiment.load_recipe(options.recipe, options.overrides)
+    refuse_fixed(recipe, "search", options.overrides)
+    folder = options.runs / recipe.name / f"tune-{options.study}"
+    url = options.storage or str(folder / "study.journal")
+    storage = tune.open_storage(url)
+    if options.serve:
+        return _serve(storage, options.serve)
+    study = tune.Study(
+        recipe,
+        storage,
+        f"{recipe.name}:{options.study}",
+        trials=options.trials,
+        higher_is_better=tune.study_direction(recipe),
+        sampler=options.sampler,
+        prune=options.prune,
+        seed=options.seed,
+        grace=options.grace,
+    )
+    if options.worker:
+        with interruptible() as interrupted:
+            study.work(folder / "trials", interrupted, lambda text: print(text, flush=True))
+            return 130 if interrupted() else 0
+    status = _workers(options, study)
+    if status:
+        return status
+    best, _ = study.winner()
+    written = study.export(folder)
+    try:
+        written += tune.study_figure(study, folder / "study")
+    except ImportError as error:
+        print(f"lem: warning: no figure of the study: {error}", file=sys.stderr)
+    for path in written:
+        print(f"{'written':16} {path}")
+    print(f"{'winner':16} trial {best.number}, validation {best.value:.4g}: {best.params}")
+    if options.seeds < 1:
+        return 0
+    points = [(seed, dict(best.params)) for seed in range(options.seeds)]
+    return train_all(options.recipe, options.overrides, points, options.jobs, options.runs)
+
+
+def _workers(options: argparse.Namespace, study: tune.Study) -> int:
+    """Keep the workers of this machine going until the study is done; print a line for every trial that ends."""
+    environment = processes.share_cores(options.jobs)
+    words = ["tune", options.recipe, *processes.as_words(options.overrides), "--worker"]
+    for name in ("trials", "study", "sampler", "seed", "grace", "runs", *(["storage"] if options.storage else [])):
+        words += [f"--{name}", str(getattr(options, name))]
+    words += ["--prune"] if options.prune else []
+    seen = {trial.number for trial in study.done()}
+    if seen:
+        print(f"{len(seen)} of {options.trials} trials were done before", flush=True)
+    workers = [processes.start(words, environment) for _ in range(options.jobs)]
+    replaced = 0
+    try:
+        while True:
+            over = all(worker.poll() == 0 for worker, _ in workers)
+            for trial in study.done():
+                if trial.number not in seen:
+                    seen.add(trial.number)
+                    figure = "no figure" if trial.value is None else f"validation {trial.value:.4g}"
+                    state = trial.state.name.lower()
+                    print(
+                        f"{len(seen)}/{options.trials}  trial {trial.number}: {state}, {figure}, {trial.params}",
+                        flush=True,
+                    )
+            if over:
+                return 0
+            for place, (worker, output) in enumerate(workers):
+                if worker.poll() not in (None, 0):
+                    last = (processes.said(output).strip().splitlines() or ["it said nothing"])[-1]
+                    replaced += 1
+                    if worker.returncode == 2 or replaced > REPLACEMENTS:  # an error of the user's making, or no end
+                        print(f"lem: a worker ended with status {worker.returncode}: {last}", file=sys.stderr)
+                        return 2
+                    print(
+                        f"lem: warning: a worker died ({worker.returncode}); another takes its place", file=sys.stderr
+                    )
+                    workers[place] = processes.start(words, environment)
+            time.sleep(0.2)
+    finally:
+        processes.stop([worker for worker, _ in workers])
+
+
+def _serve(storage: Any, address: str) -> int:
+    import optuna
+
+    match = re.fullmatch(r"(.*):(\d+)", address)
+    if match is None:
+        raise ValueError(f"--serve must be HOST:PORT; got {address!r}.")
+    print(f"serving the storage at grpc://{address}", flush=True)
+    optuna.storages.run_grpc_proxy_server(storage, host=match[1], port=int(match[2]))
+    return 0

@@ -1,0 +1,156 @@
+"""Reports: what the folders say, what the paper says, and what is missing; and the page as a browser sees it."""
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from urllib.parse import urlsplit
+from xml.etree import ElementTree
+
+import pytest
+
+from lem.cli import main
+from lem.experiment import load_recipe, publish, run
+from lem.report import find_runs, group_runs, summary_rows
+from lem.reproduction import TABLES, paper_tables, reproduction
+from tests.runs import tiny
+
+FHN = {"task.sizes": [4, 4, 4], "train.batch_size": 2, "train.epochs": 3}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two seeds of a shortened FitzHugh-Nagumo run, one of the adding problem, and one that is not finished."""
+    place = tmp_path_factory.mktemp("reported") / "runs"
+    for seed in (0, 1):
+        run(load_recipe("fitzhugh_nagumo/lem", FHN), seed, place)
+    run(tiny(), 0, place)
+    run(tiny(), 1, place, should_stop=lambda: True)
+    run(tiny(), 2, place, open_test=False)
+    return place
+
+
+def test_groups_hold_the_seeds_of_one_recipe_and_only_finished_runs(runs):
+    adding, fhn = group_runs(find_runs([runs]))
+    assert [folder.seed for folder in fhn.folders] == [0, 1]
+    assert [folder.seed for folder in adding.folders] == [0]
+    assert fhn.changes == "task.sizes = [4, 4, 4], train.batch_size = 2, train.epochs = 3"
+    tests = [json.loads((folder.path / "result.json").read_text())["test"] for folder in fhn.folders]
+    spread = abs(tests[0] - tests[1]) / 2**0.5
+    row = summary_rows([fhn])[0]
+    assert row["test"] == f"{sum(tests) / 2:.3g} ± {spread:.2g} (3 of 400 epochs)"
+    assert (row["paper"], row["seeds"], row["units"], row["parameters"]) == ("0.002", "2", "16", "1,169")
+    assert summary_rows([adding])[0]["paper"] == "missing"
+
+
+def test_a_run_ended_by_the_clock_says_so(tmp_path):
+    run(tiny(train__minutes=1e-9), 0, tmp_path)
+    (group,) = group_runs(find_runs([tmp_path]))
+    assert group.score().endswith("(1 of 4 epochs: after 1e-09 minutes)")
+
+
+def test_the_papers_tables_are_complete_and_ours_stand_beside_them(runs, tmp_path):
+    groups = group_runs(find_runs([runs]))
+    tables = {table.title: table for table in paper_tables(groups)}
+    assert [len(table.rows) for table in tables.values()] == [8, 8, 8, 9, 6, 7, 7, 8, 8, 6]
+    text = reproduction(groups)
+    assert "1 of 75 rows have a figure" in text
+    lines = [line for line in text.splitlines() if line.startswith("| LEM |")]
+    assert len(lines) == 9
+    (ours,) = [line for line in lines if "missing" not in line]
+    assert "(3 of 400 epochs)" in ours
+    assert "`fitzhugh_nagumo/lem` with task.sizes" in ours
+    assert text.count("| missing |") == 74
+    assert "## Runs of recipes the paper has no row for" in text
+    with_recipe = {row["recipe"] for table in tomllib.loads(TABLES.read_text())["table"] for row in table["rows"]}
+    assert len(with_recipe) == 75
+
+
+def test_the_papers_rows_agree_with_the_recipes(runs):
+    """Two people typed them: the tables and the recipes' [paper] sections."""
+    from lem.experiment import recipe_names
+
+    checked = 0
+    for table in tomllib.loads(TABLES.read_text())["table"]:
+        for row in table["rows"]:
+            if row["recipe"] in recipe_names():
+                paper = load_recipe(row["recipe"]).paper
+                assert paper["figure"] == row["figure"], row["recipe"]
+                assert paper["units"] == row["units"], row["recipe"]
+                checked += 1
+    assert checked >= 9
+
+
+def test_commands(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(runs)]) == 0
+    assert "fitzhugh_nagumo/lem (task.sizes" in capsys.readouterr().out
+    publish(find_runs([runs])[-1], tmp_path / "results")
+    assert main(["report", "--paper"]) == 0
+    assert "1 of 75 rows" in (tmp_path / "docs" / "reproduction.md").read_text()
+    assert main(["report", "nowhere"]) == 2
+    assert "`run` must be a run folder or a folder of them; got nowhere" in capsys.readouterr().err
+    assert main(["report"]) == 2
+    assert "No finished run is in runs; train one first." in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def page(runs):
+    assert main(["report", str(runs), "--html", str(runs.parent / "page")]) == 0
+    return runs.parent / "page" / "index.html"
+
+
+def test_the_page_stands_alone_and_its_links_lead_somewhere(page):
+    text = page.read_text()
+    addresses = re.findall(r'(?:src|href)="([^"]*)"', text)
+    assert len([address for address in addresses if address.endswith((".svg", ".png"))]) == 4
+    for address in addresses:
+        if address != "data:,":
+            assert (page.parent / address).exists(), address
+    assert not re.search(r"https?:|<script|@import|url\(", text)
+    for svg in page.parent.glob("figures/*.svg"):
+        ElementTree.parse(svg)
+        assert not re.search(r'(?:href|src)="https?:', svg.read_text())
+    assert text.count("<td class=missing>") >= 6
+    assert "3 of 400 epochs" in text
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(page, tmp_path):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium is installed")
+    quiet = ["--disable-background-networking", "--disable-component-update", "--no-first-run", "--disable-sync"]
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", *quiet, "--enable-logging=stderr"]
+    command += [f"--user-data-dir={tmp_path}/profile", f"--log-net-log={tmp_path}/net.json", "--window-size=1200,2200"]
+    shot = tmp_path / "page.png"
+    done = subprocess.run(
+        [*command, f"--screenshot={shot}", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert shot.stat().st_size > 50_000
+    assert ":CONSOLE" not in done.stderr
+    asked = re.findall(r'"url":"((?:https?|file):[^"]*)"', (tmp_path / "net.json").read_text())
+    # The browser asks these for the time, updates and accounts by itself, whatever page it shows.
+    own = {"clients2.google.com", "update.googleapis.com", "accounts.google.com"}
+    assert {urlsplit(url).hostname for url in asked if url.startswith("http")} <= own
+    dom = subprocess.run(
+        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert dom.stdout.count("<table>") >= 4
+    assert dom.stdout.count("<img") == 2
+
+
+@pytest.mark.slow
+def test_the_browser_test_would_hear_an_error_and_see_a_request(page, tmp_path):
+    """The broken twin: a page that asks elsewhere and throws must be noticed by the same means."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium is installed")
+    broken = tmp_path / "index.html"
+    broken.write_text('<img src="http://127.0.0.1:9/x.png"><script>nothing()</script>')
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    command += [f"--user-data-dir={tmp_path}/profile", f"--log-net-log={tmp_path}/net.json", broken.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert ":CONSOLE" in done.stderr
+    assert "http://127.0.0.1:9/x.png" in (tmp_path / "net.json").read_text()
