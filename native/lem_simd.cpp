@@ -105,9 +105,12 @@ template <class T> void store_row(T* p, vec<T> v, ptrdiff_t live) {
 }
 
 // One row of `count` items into a panel whose blocks lie `jump` items apart, zeros behind it; and back.
-template <class T> void to_panel(const T* row, ptrdiff_t count, T* panel, ptrdiff_t jump) {
-    for (; count > 0; count -= simd<T>::lanes, row += simd<T>::lanes, panel += jump)
-        store(panel, load_row(row, count < simd<T>::lanes ? count : simd<T>::lanes));
+template <class T> inline void to_panel(const T* row, ptrdiff_t count, T* panel, ptrdiff_t jump) {
+    for (; count >= simd<T>::lanes; count -= simd<T>::lanes, row += simd<T>::lanes, panel += jump)
+        store(panel, load_loose(row));
+    if (count == 0) return;
+    store(panel, vec<T>{});
+    for (ptrdiff_t i = 0; i < count; ++i) panel[i] = row[i];
 }
 
 template <class T> void from_panel(const T* panel, ptrdiff_t jump, T* row, ptrdiff_t count) {
@@ -239,73 +242,111 @@ template <class T> struct states {  // the running state of one group, and scrat
 // --- forward ---------------------------------------------------------------------------------------------------------
 
 // First half of a step: the gates and, where `z` is given, the new z, which is also written to `z_kept`.
+template <class T> struct gates_end {
+    const call<T>& c;
+    const gate_values<T>& g;
+    T *z, *z_kept;
+    ptrdiff_t z_jump;
+    static constexpr ptrdiff_t L = simd<T>::lanes;
+
+    inline void next_z(ptrdiff_t b, ptrdiff_t r, vec<T> step, vec<T> t) const {
+        T* const state = z + b * z_jump + r * L;
+        const vec<T> before = load(state), next = before + step * (t - before);
+        store(state, next);
+        if (z_kept) store(z_kept + b * g.jump + r * L, next);
+    }
+    template <int R> inline void gated(ptrdiff_t b, ptrdiff_t r, const T* acc) const {
+        vec<T> x[3 * R];
+        for (int i = 0; i < R; ++i) {
+            x[i] = load(acc + (3 * (r + i) + 0) * L);
+            x[R + i] = load(acc + (3 * (r + i) + 1) * L);
+            x[2 * R + i] = load(acc + (3 * (r + i) + 2) * L);
+        }
+        squash<T, 3 * R, 2 * R>(x);
+        for (int i = 0; i < R; ++i) {
+            const ptrdiff_t at = b * g.jump + (r + i) * L;
+            store(g.s1 + at, x[i]);
+            store(g.s2 + at, x[R + i]);
+            store(g.tc + at, x[2 * R + i]);
+            if (z) next_z(b, r + i, c.time_step(x[i]), x[2 * R + i]);
+        }
+    }
+    template <int R> inline void ungated(ptrdiff_t b, ptrdiff_t r, const T* acc, ptrdiff_t acc_jump) const {
+        vec<T> x[R];
+        for (int i = 0; i < R; ++i) x[i] = load(acc + (r + i) * acc_jump);
+        squash<T, R, 0>(x);
+        for (int i = 0; i < R; ++i) {
+            store(g.tc + b * g.jump + (r + i) * L, x[i]);
+            if (z) next_z(b, r + i, splat(c.dt), x[i]);
+        }
+    }
+};
+
+// A product over one pair of unit blocks; the last pair may be a single one.
 template <class T>
-void gates_phase(const call<T>& c, const weights<T>& w, const span<T>* x, ptrdiff_t rows, T* acc,
-                 const gate_values<T>& g, T* z, ptrdiff_t z_jump, T* z_kept) {
+inline void pair_product(ptrdiff_t nv, const span<T>* x, ptrdiff_t count, const T* w, const T* init, T* acc, ptrdiff_t rows) {
+    nv == 2 ? product<T, 2>(x, count, w, init, acc, rows) : product<T, 1>(x, count, w, init, acc, rows);
+}
+
+template <class T>
+void gates_phase(const call<T>& c, const weights<T>& w, const span<T>* x, ptrdiff_t rows, T* acc, const gates_end<T>& end) {
     constexpr ptrdiff_t L = simd<T>::lanes;
     if (c.gated)
         for (ptrdiff_t b = 0; b < c.nb; ++b) {
             product<T, 3>(x, 2, w.gates + b * c.K * 3 * L, w.gates_bias + b * 3 * L, acc, rows);
-            T *s1 = g.s1 + b * g.jump, *s2 = g.s2 + b * g.jump, *tc = g.tc + b * g.jump;
-            for (ptrdiff_t r = 0; r < rows; ++r) {
-                const vec<T> s = sigmoid<T>(load(acc + (3 * r + 0) * L)), t = tanh<T>(load(acc + (3 * r + 2) * L));
-                store(s1 + r * L, s);
-                store(s2 + r * L, sigmoid<T>(load(acc + (3 * r + 1) * L)));
-                store(tc + r * L, t);
-                if (z) {
-                    T* const state = z + b * z_jump + r * L;
-                    const vec<T> step = c.time_step(s), next = (T(1) - step) * load(state) + step * t;
-                    store(state, next);
-                    if (z_kept) store(z_kept + b * g.jump + r * L, next);
-                }
-            }
+            ptrdiff_t r = 0;
+            for (; r + 2 <= rows; r += 2) end.template gated<2>(b, r, acc);
+            if (r < rows) end.template gated<1>(b, r, acc);
         }
     else
         for (ptrdiff_t b = 0; b < c.nb; b += 2) {
             const ptrdiff_t nv = c.nb - b < 2 ? 1 : 2;
-            const T *panel = w.gates + b * c.K * L, *bias = w.gates_bias + b * L;
-            nv == 2 ? product<T, 2>(x, 2, panel, bias, acc, rows) : product<T, 1>(x, 2, panel, bias, acc, rows);
-            for (ptrdiff_t r = 0; r < rows; ++r)
-                for (ptrdiff_t v = 0; v < nv; ++v) {
-                    const vec<T> t = tanh<T>(load(acc + (nv * r + v) * L));
-                    store(g.tc + (b + v) * g.jump + r * L, t);
-                    if (z) {
-                        T* const state = z + (b + v) * z_jump + r * L;
-                        const vec<T> next = (T(1) - c.dt) * load(state) + c.dt * t;
-                        store(state, next);
-                        if (z_kept) store(z_kept + (b + v) * g.jump + r * L, next);
-                    }
-                }
+            pair_product(nv, x, 2, w.gates + b * c.K * L, w.gates_bias + b * L, acc, rows);
+            for (ptrdiff_t v = 0; v < nv; ++v) {
+                ptrdiff_t r = 0;
+                for (; r + 4 <= rows; r += 4) end.template ungated<4>(b + v, r, acc + v * L, nv * L);
+                for (; r < rows; ++r) end.template ungated<1>(b + v, r, acc + v * L, nv * L);
+            }
         }
 }
 
 // Second half: td and, where a state is given, the new y, which is also written to the outputs and to `y_kept`.
+template <class T> struct value_end {
+    const call<T>& c;
+    const gate_values<T>& g;
+    states<T>* state;
+    T* y_kept;
+    static constexpr ptrdiff_t L = simd<T>::lanes;
+
+    template <int R> inline void rows(ptrdiff_t b, ptrdiff_t r, const T* acc, ptrdiff_t acc_jump) const {
+        vec<T> x[R];
+        for (int i = 0; i < R; ++i) x[i] = load(acc + (r + i) * acc_jump);
+        squash<T, R, 0>(x);
+        for (int i = 0; i < R; ++i) {
+            const ptrdiff_t at = b * g.jump + (r + i) * L;
+            store(g.td + at, x[i]);
+            if (!state) continue;
+            const ptrdiff_t here = b * state->jump + (r + i) * L;
+            const vec<T> step = c.gated ? c.time_step(load(g.s2 + at)) : splat(c.dt), before = load(state->y + here);
+            const vec<T> next = before + step * (x[i] - before);
+            store(state->y + here, next);
+            if (state->mask) store(state->masked + here, next * load(state->mask + here));
+            if (T* const out = state->out[r + i]) store_row(out + b * L, next, c.live(b));
+            if (y_kept) store(y_kept + at, next);
+        }
+    }
+};
+
 template <class T>
-void value_phase(const call<T>& c, const weights<T>& w, const span<T>* x, ptrdiff_t rows, T* acc,
-                 const gate_values<T>& g, states<T>* state, T* y_kept) {
+void value_phase(const call<T>& c, const weights<T>& w, const span<T>* x, ptrdiff_t rows, T* acc, const value_end<T>& end) {
     constexpr ptrdiff_t L = simd<T>::lanes;
     for (ptrdiff_t b = 0; b < c.nb; b += 2) {
         const ptrdiff_t nv = c.nb - b < 2 ? 1 : 2;
-        const T *panel = w.value + b * c.K * L, *bias = w.value_bias + b * L;
-        nv == 2 ? product<T, 2>(x, 2, panel, bias, acc, rows) : product<T, 1>(x, 2, panel, bias, acc, rows);
+        pair_product(nv, x, 2, w.value + b * c.K * L, w.value_bias + b * L, acc, rows);
         for (ptrdiff_t v = 0; v < nv; ++v) {
-            const ptrdiff_t block = b + v, live = c.live(block);
-            T *td = g.td + block * g.jump, *s2 = c.gated ? g.s2 + block * g.jump : nullptr;
-            for (ptrdiff_t r = 0; r < rows; ++r) {
-                const vec<T> t = tanh<T>(load(acc + (nv * r + v) * L));
-                store(td + r * L, t);
-                if (!state) continue;
-                T* const y = state->y + block * state->jump + r * L;
-                const vec<T> step = s2 ? c.time_step(load(s2 + r * L)) : splat(c.dt);
-                const vec<T> next = (T(1) - step) * load(y) + step * t;
-                store(y, next);
-                if (state->mask) {
-                    const ptrdiff_t at = block * state->jump + r * L;
-                    store(state->masked + at, next * load(state->mask + at));
-                }
-                if (state->out[r]) store_row(state->out[r] + block * L, next, live);
-                if (y_kept) store(y_kept + block * g.jump + r * L, next);
-            }
+            ptrdiff_t r = 0;
+            for (; r + 4 <= rows; r += 4) end.template rows<4>(b + v, r, acc + v * L, nv * L);
+            for (; r < rows; ++r) end.template rows<1>(b + v, r, acc + v * L, nv * L);
         }
     }
 }
@@ -342,8 +383,10 @@ void run_steps(const call<T>& c, const weights<T>& w, const group& q, states<T>&
         const gate_values<T> g = {gates, gates + part, gates + 2 * part, gates + 3 * part, jump};
         const span<T> from_y[2] = {{state.masked, c.d, state.jump}, {state.u, c.m, state.jump}};
         const span<T> from_z[2] = {{state.z, c.d, state.jump}, {state.u, c.m, state.jump}};
-        gates_phase(c, w, from_y, n, state.acc, g, state.z, state.jump, sink.parts ? sink.at(c, at, n, 0) : nullptr);
-        value_phase(c, w, from_z, n, state.acc, g, &state, sink.parts == 6 ? sink.at(c, at, n, 5) : nullptr);
+        const gates_end<T> z_end = {c, g, state.z, sink.parts ? sink.at(c, at, n, 0) : nullptr, state.jump};
+        const value_end<T> y_end = {c, g, &state, sink.parts == 6 ? sink.at(c, at, n, 5) : nullptr};
+        gates_phase(c, w, from_y, n, state.acc, z_end);
+        value_phase(c, w, from_z, n, state.acc, y_end);
     }
 }
 
@@ -450,6 +493,7 @@ template <class T> struct backward_work {
     T *y, *masked, *z, *u;       // previous y (masked where it entered the products), z, and [u, 1] of the chunk
     T *gates;                    // gate values, where computed again
     T *grads;                    // gA, gB, gC, gD: nv + 1 panels
+    const T** grad_out;          // rows of the outputs' gradient at one step
     T *y_0, *z_0;                // the state before the first step of the group or segment, jump n * L
     totals<T> total;
     states<T> again;             // for running a segment again
@@ -460,7 +504,7 @@ template <class T> struct backward_work {
           segments(a.take<ptrdiff_t>(c.p.steps + 1)), state(c, a, largest_group(plan), rows),
           y(a.take<T>(c.nb * jump)), masked(c.p.mask ? a.take<T>(c.nb * jump) : y), z(a.take<T>(c.nb * jump)),
           u(a.take<T>((c.mb + 1) * jump)), gates(c.p.keep == LEM_KEEP_STATES ? a.take<T>(4 * c.nb * jump) : nullptr),
-          grads(a.take<T>((c.nv + 1) * c.nb * jump)), y_0(a.take<T>(largest_group(plan) * c.padded())),
+          grads(a.take<T>((c.nv + 1) * c.nb * jump)), grad_out(a.take<const T*>(largest_group(plan))), y_0(a.take<T>(largest_group(plan) * c.padded())),
           z_0(a.take<T>(largest_group(plan) * c.padded())), total(c, a),
           again(c, a, c.p.keep == LEM_KEEP_SEGMENTS ? largest_group(plan) : 0, largest_group(plan)),
           segment(c.p.keep == LEM_KEEP_SEGMENTS ? a.take<T>(segment_row_steps(c, plan) * 6 * c.padded()) : nullptr) {}
@@ -488,19 +532,16 @@ template <class T> struct backward_pass {
 
     T* grad(ptrdiff_t which) const { return work.grads + which * c.nb * work.jump; }
 
-    // gB and gD of a step from the gradient that reaches y; what passes by the step stays in the running gradient.
-    void into_y(const group& q, ptrdiff_t s, const step_view<T>& v, ptrdiff_t b) const {
-        const lem_problem& p = c.p;
-        const ptrdiff_t live = c.live(b), here = b * work.jump + v.at * L;
-        T *gB = c.gated ? grad(1) + here : nullptr, *gD = grad(c.nv) + here;
+    // gB and gD of a step from the gradient that reaches y, to which `acc` is still to be added for the first `acc_rows`
+    // rows; what passes by the step stays in the running gradient.
+    void into_y(const step_view<T>& v, ptrdiff_t b, const T* acc, ptrdiff_t acc_jump, ptrdiff_t acc_rows) const {
+        const ptrdiff_t live = c.live(b), here = b * work.jump + v.at * L, running_at = b * work.state.jump;
+        T *const gB = c.gated ? grad(1) + here : nullptr, *const gD = grad(c.nv) + here;
         const T *y = work.y + here, *td = v.g.td + b * v.g.jump, *s2 = v.g.s2 + b * v.g.jump;
         for (ptrdiff_t r = 0; r < v.n; ++r) {
-            T* const running = work.state.y + b * work.state.jump + r * L;
-            vec<T> gy = load(running);
-            if (p.grad_out)
-                gy += load_row(static_cast<const T*>(p.grad_out) + q.time(p, r, s) * p.grad_out_time +
-                               q.row[r] * p.grad_out_row + b * L, live);
             const vec<T> t = load(td + r * L);
+            vec<T> gy = add_in(running_at + r * L, acc + r * acc_jump, r < acc_rows);
+            if (const T* const given = work.grad_out[r]) gy += load_row(given + b * L, live);
             vec<T> step = splat(c.dt);
             if (gB) {
                 const vec<T> sigma = load(s2 + r * L);
@@ -508,8 +549,20 @@ template <class T> struct backward_pass {
                 store(gB + r * L, gy * (t - load(y + r * L)) * c.time_step_slope(sigma));
             }
             store(gD + r * L, gy * step * (T(1) - t * t));
-            store(running, gy * (T(1) - step));
+            store(work.state.y + running_at + r * L, gy * (T(1) - step));
         }
+    }
+    inline vec<T> add_in(ptrdiff_t at, const T* acc, bool add) const {
+        vec<T> gy = load(work.state.y + at);
+        if (add) gy += work.state.mask ? load(acc) * load(work.state.mask + at) : load(acc);
+        return gy;
+    }
+    // Where the gradients of the outputs of step s are; null where there are none.
+    void find_grad_out(const group& q, ptrdiff_t s) const {
+        const lem_problem& p = c.p;
+        const T* const from = static_cast<const T*>(p.grad_out);
+        for (ptrdiff_t r = 0; r < q.active(s); ++r)
+            work.grad_out[r] = from ? from + q.time(p, r, s) * p.grad_out_time + q.row[r] * p.grad_out_row : nullptr;
     }
 
     // gA and gC of a step from the gradient that reaches z.
@@ -538,58 +591,51 @@ template <class T> struct backward_pass {
         for (ptrdiff_t b = 0; b < c.nb; b += 2) {
             const ptrdiff_t nv = c.nb - b < 2 ? 1 : 2;
             const T* const panel = back.z + b * c.d * L;
-            nv == 2 ? product<T, 2>(&from_d, 1, panel, back.zeros, acc, v.n)
-                    : product<T, 1>(&from_d, 1, panel, back.zeros, acc, v.n);
+            pair_product(nv, &from_d, 1, panel, back.zeros, acc, v.n);
             for (ptrdiff_t i = 0; i < nv; ++i) into_z(v, b + i, acc + i * L, nv * L);
         }
         span<T> from_gates[3];
         for (ptrdiff_t i = 0; i < c.nv; ++i) from_gates[i] = {grad(i) + v.at * L, c.d, work.jump};
+        if (earlier) find_grad_out(q, s - 1);
         for (ptrdiff_t b = 0; b < c.nb; b += 2) {
             const ptrdiff_t nv = c.nb - b < 2 ? 1 : 2;
-            const T* const panel = back.y + b * c.nv * c.d * L;
-            nv == 2 ? product<T, 2>(from_gates, c.nv, panel, back.zeros, acc, v.n)
-                    : product<T, 1>(from_gates, c.nv, panel, back.zeros, acc, v.n);
-            for (ptrdiff_t i = 0; i < nv; ++i) {
-                const ptrdiff_t at = (b + i) * work.state.jump;
-                for (ptrdiff_t r = 0; r < v.n; ++r) {
-                    vec<T> g = load(acc + (r * nv + i) * L);
-                    if (work.state.mask) g *= load(work.state.mask + at + r * L);
-                    T* const running = work.state.y + at + r * L;
-                    store(running, load(running) + g);
+            pair_product(nv, from_gates, c.nv, back.y + b * c.nv * c.d * L, back.zeros, acc, v.n);
+            for (ptrdiff_t i = 0; i < nv; ++i)
+                if (earlier) {
+                    into_y(*earlier, b + i, acc + i * L, nv * L, v.n);
+                } else {
+                    const ptrdiff_t at = (b + i) * work.state.jump;
+                    for (ptrdiff_t r = 0; r < v.n; ++r)
+                        store(work.state.y + at + r * L, add_in(at + r * L, acc + (r * nv + i) * L, true));
                 }
-                if (earlier) into_y(q, s - 1, *earlier, b + i);
-            }
         }
     }
 
-    // Gather what the chunk's products need as panels over all its row-steps.
-    void gather(const group& q, ptrdiff_t first, ptrdiff_t last, const kept<T>& source, ptrdiff_t origin) const {
+    // Gather what the chunk's products need of step s into panels over all its row-steps.
+    void gather(const group& q, ptrdiff_t s, ptrdiff_t first, const kept<T>& source, ptrdiff_t origin) const {
         const lem_problem& p = c.p;
-        for (ptrdiff_t s = first; s < last; ++s) {
-            const ptrdiff_t n = q.active(s), at = (q.before[s] - q.before[first]) * L;
-            const T* const z = source.at(c, q.before[s] - q.before[origin], n, 0);
-            const ptrdiff_t n_before = s > origin ? q.active(s - 1) : q.n;
-            const T* y_before = work.y_0;  // a panel of n_before rows; null: rows of the outputs
-            if (s > origin)
-                y_before = source.parts == 6 ? source.at(c, q.before[s - 1] - q.before[origin], n_before, 5) : nullptr;
-            for (ptrdiff_t r = 0; r < n; ++r) {
-                const ptrdiff_t t = q.time(p, r, s), row = q.row[r];
-                T* const y = work.y + at + r * L;
-                if (y_before)
-                    for (ptrdiff_t b = 0; b < c.nb; ++b) store(y + b * work.jump, load(y_before + (b * n_before + r) * L));
-                else
-                    to_panel(static_cast<const T*>(p.out) + ((p.reverse ? t + 1 : t - 1) * c.B + row) * c.d, c.d, y, work.jump);
-                for (ptrdiff_t b = 0; b < c.nb; ++b) {
-                    const ptrdiff_t to = b * work.jump + at + r * L;
-                    store(work.z + to, load(z + (b * n + r) * L));
-                    if (work.state.mask)
-                        store(work.masked + to, load(work.y + to) * load(work.state.mask + b * work.state.jump + r * L));
-                }
-                T* const u = work.u + at + r * L;
-                if (c.m % L == 0) store(u + c.mb * work.jump, vec<T>{});
-                to_panel(static_cast<const T*>(p.u) + t * p.u_time + row * p.u_row, c.m, u, work.jump);
-                u[c.m / L * work.jump + c.m % L] = T(1);
-            }
+        const ptrdiff_t n = q.active(s), at = (q.before[s] - q.before[first]) * L;
+        const T* const z = source.at(c, q.before[s] - q.before[origin], n, 0);
+        const ptrdiff_t n_before = s > origin ? q.active(s - 1) : q.n;
+        const T* y_before = work.y_0;  // a panel of n_before rows; null: rows of the outputs
+        if (s > origin)
+            y_before = source.parts == 6 ? source.at(c, q.before[s - 1] - q.before[origin], n_before, 5) : nullptr;
+        for (ptrdiff_t b = 0; b < c.nb; ++b)
+            for (ptrdiff_t r = 0; r < n; ++r) store(work.z + b * work.jump + at + r * L, load(z + (b * n + r) * L));
+        for (ptrdiff_t r = 0; r < n; ++r) {
+            const ptrdiff_t t = q.time(p, r, s), row = q.row[r];
+            T *const y = work.y + at + r * L, *const u = work.u + at + r * L;
+            if (y_before)
+                for (ptrdiff_t b = 0; b < c.nb; ++b) store(y + b * work.jump, load(y_before + (b * n_before + r) * L));
+            else
+                to_panel(static_cast<const T*>(p.out) + ((p.reverse ? t + 1 : t - 1) * c.B + row) * c.d, c.d, y, work.jump);
+            if (work.state.mask)
+                for (ptrdiff_t b = 0; b < c.nb; ++b)
+                    store(work.masked + at + b * work.jump + r * L,
+                          load(y + b * work.jump) * load(work.state.mask + b * work.state.jump + r * L));
+            if (c.m % L == 0) store(u + c.mb * work.jump, vec<T>{});
+            to_panel(static_cast<const T*>(p.u) + t * p.u_time + row * p.u_row, c.m, u, work.jump);
+            u[c.m / L * work.jump + c.m % L] = T(1);
         }
     }
 
@@ -626,8 +672,7 @@ template <class T> struct backward_pass {
             const ptrdiff_t nv = c.mb - b < 2 ? 1 : 2;
             const T* const panel = back.u + b * (c.nv + 1) * c.d * L;
             T* const acc = work.state.acc;
-            nv == 2 ? product<T, 2>(from, c.nv + 1, panel, back.zeros, acc, rows)
-                    : product<T, 1>(from, c.nv + 1, panel, back.zeros, acc, rows);
+            pair_product(nv, from, c.nv + 1, panel, back.zeros, acc, rows);
             for (ptrdiff_t s = first; s < last; ++s)
                 for (ptrdiff_t r = 0; r < q.active(s); ++r)
                     for (ptrdiff_t i = 0; i < nv; ++i) {
@@ -641,18 +686,22 @@ template <class T> struct backward_pass {
     // Steps [first, last), whose kept values begin at step `origin` (the group's first, or the segment's).
     void chunk(const group& q, ptrdiff_t first, ptrdiff_t last, const kept<T>& source, ptrdiff_t origin) const {
         const ptrdiff_t rows = q.before[last] - q.before[first], part = c.nb * work.jump;
-        gather(q, first, last, source, origin);
         if (source.parts < 5) {  // all steps of the chunk at once: their states are known
+            for (ptrdiff_t s = first; s < last; ++s) gather(q, s, first, source, origin);
             const gate_values<T> g = {work.gates, work.gates + part, work.gates + 2 * part, work.gates + 3 * part, work.jump};
             const span<T> from_y[2] = {{work.masked, c.d, work.jump}, {work.u, c.m, work.jump}};
             const span<T> from_z[2] = {{work.z, c.d, work.jump}, {work.u, c.m, work.jump}};
-            gates_phase<T>(c, w, from_y, rows, work.state.acc, g, nullptr, 0, nullptr);
-            value_phase<T>(c, w, from_z, rows, work.state.acc, g, nullptr, nullptr);
+            gates_phase<T>(c, w, from_y, rows, work.state.acc, {c, g, nullptr, nullptr, 0});
+            value_phase<T>(c, w, from_z, rows, work.state.acc, {c, g, nullptr, nullptr});
+        } else {
+            gather(q, last - 1, first, source, origin);
         }
         step_view<T> now = view(q, last - 1, first, source, origin);
-        for (ptrdiff_t b = 0; b < c.nb; ++b) into_y(q, last - 1, now, b);
+        find_grad_out(q, last - 1);
+        for (ptrdiff_t b = 0; b < c.nb; ++b) into_y(now, b, nullptr, 0, 0);
         for (ptrdiff_t s = last - 1; s >= first; --s) {
             if (s > first) {
+                if (source.parts >= 5) gather(q, s - 1, first, source, origin);
                 const step_view<T> earlier = view(q, s - 1, first, source, origin);
                 step(q, s, now, &earlier);
                 now = earlier;
@@ -862,8 +911,9 @@ template <class T> void function_of(ptrdiff_t which, const void* x, void* out, p
     T* const to = static_cast<T*>(out);
     for (ptrdiff_t i = 0; i < count; i += simd<T>::lanes) {
         const ptrdiff_t live = count - i < simd<T>::lanes ? count - i : simd<T>::lanes;
-        const vec<T> v = load_row(from + i, live);
-        store_row(to + i, which ? tanh<T>(v) : sigmoid<T>(v), live);
+        vec<T> v[1] = {load_row(from + i, live)};
+        which ? squash<T, 1, 0>(v) : squash<T, 1, 1>(v);
+        store_row(to + i, v[0], live);
     }
 }
 

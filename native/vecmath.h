@@ -40,52 +40,58 @@ template <> struct expm1_of<float> {
     static constexpr float magic = 0x1.8p23f, lowest = -87.0f, highest = 88.0f, tanh_lowest = -40.0f;
     static constexpr int shift = 23;
     static constexpr int32_t one = 0x3f800000;
-    // relative error of r + r^2 q(r) against expm1(r): 1.4e-8
-    static inline vec<float> q(vec<float> r) {
-        return (((0x1.6beeb6p-10f * r + 0x1.1229f0p-7f) * r + 0x1.55567ap-5f) * r + 0x1.5554aep-3f) * r + 0x1.fffffep-2f;
-    }
+    // expm1(r) = r + r^2 q(r), q from its highest coefficient down; relative error 1.4e-8
+    static constexpr int terms = 4;
+    static constexpr float top = 0x1.6beeb6p-10f;
+    static constexpr float rest[terms] = {0x1.1229f0p-7f, 0x1.55567ap-5f, 0x1.5554aep-3f, 0x1.fffffep-2f};
 };
 template <> struct expm1_of<double> {
     static constexpr double log2e = 0x1.71547652b82fep+0, ln2_high = 0x1.62e42fefa3800p-1, ln2_low = 0x1.ef35793c76730p-45;
     static constexpr double magic = 0x1.8p52, lowest = -708.0, highest = 709.0, tanh_lowest = -80.0;
     static constexpr int shift = 52;
     static constexpr int64_t one = 0x3ff0000000000000;
-    // relative error: 3e-19
-    static inline vec<double> q(vec<double> r) {
-        vec<double> p = 0x1.1ef6b479ffda9p-29 * r + 0x1.af609d0be0b4ep-26;
-        p = (p * r + 0x1.27e52d994e7a0p-22) * r + 0x1.71ddf75e8c239p-19;
-        p = (p * r + 0x1.a01a017f765b9p-16) * r + 0x1.a01a01b039fedp-13;
-        p = (p * r + 0x1.6c16c16c1e60ap-10) * r + 0x1.111111110f5fap-7;
-        p = (p * r + 0x1.5555555555540p-5) * r + 0x1.5555555555559p-3;
-        return p * r + 0x1.0000000000000p-1;
-    }
+    // relative error 3e-19
+    static constexpr int terms = 10;
+    static constexpr double top = 0x1.1ef6b479ffda9p-29;
+    static constexpr double rest[terms] = {
+        0x1.af609d0be0b4ep-26, 0x1.27e52d994e7a0p-22, 0x1.71ddf75e8c239p-19, 0x1.a01a017f765b9p-16, 0x1.a01a01b039fedp-13,
+        0x1.6c16c16c1e60ap-10, 0x1.111111110f5fap-7,  0x1.5555555555540p-5,  0x1.5555555555559p-3,  0x1.0000000000000p-1};
 };
 
-// exp(x) = scale + scale * reduced, with reduced = expm1(r); x must lie in [lowest, highest] or be NaN.
-template <class T> inline void exp_parts(vec<T> x, vec<T>& scale, vec<T>& reduced) {
+// The first S of the N values become their sigmoid, the others their tanh. All go in lock-step: one alone would spend most
+// of its time waiting for its own last result.
+template <class T, int N, int S> inline void squash(vec<T> (&x)[N]) {
     using c = expm1_of<T>;
-    const vec<T> shifted = x * c::log2e + c::magic;  // the nearest integer n sits in the low bits
-    const vec<T> n = shifted - c::magic;
-    const vec<T> r = (x - n * c::ln2_high) - n * c::ln2_low;
-    scale = (vec<T>)(((typename simd<T>::ints)shifted << c::shift) + c::one);
-    reduced = (r * r) * c::q(r) + r;
-}
-
-template <class T> inline vec<T> sigmoid(vec<T> x) {
-    vec<T> scale, reduced;
-    exp_parts<T>(clamp<T>(-x, expm1_of<T>::lowest, expm1_of<T>::highest), scale, reduced);
-    return T(1) / (scale * reduced + scale + T(1));
-}
-
-template <class T> inline vec<T> tanh(vec<T> x) {
     using ints = typename simd<T>::ints;
-    const ints sign = (ints)x & (ints)splat(T(-0.0));
-    const vec<T> size = (vec<T>)((ints)x ^ sign);
-    vec<T> scale, reduced, twice = size * T(-2);
-    twice = twice < expm1_of<T>::tanh_lowest ? splat(expm1_of<T>::tanh_lowest) : twice;
-    exp_parts<T>(twice, scale, reduced);
-    const vec<T> e = scale * reduced + (scale - T(1));
-    return (vec<T>)((ints)((T(0) - e) / (e + T(2))) ^ sign);  // 0 - e, not -e: the zero keeps its sign
+    vec<T> scale[N], p[N];
+    ints sign[N];
+    for (int i = 0; i < N; ++i) {
+        sign[i] = (ints)x[i] & (ints)splat(T(-0.0));
+        if (i < S) {
+            x[i] = clamp<T>(-x[i], c::lowest, c::highest);
+        } else {
+            x[i] = (vec<T>)((ints)x[i] ^ sign[i]) * T(-2);
+            x[i] = x[i] < c::tanh_lowest ? splat(c::tanh_lowest) : x[i];
+        }
+    }
+    for (int i = 0; i < N; ++i) {
+        const vec<T> shifted = x[i] * c::log2e + c::magic;  // the nearest integer n sits in the low bits
+        const vec<T> n = shifted - c::magic;
+        scale[i] = (vec<T>)(((ints)shifted << c::shift) + c::one);
+        x[i] = (x[i] - n * c::ln2_high) - n * c::ln2_low;
+    }
+    for (int i = 0; i < N; ++i) p[i] = c::top * x[i] + c::rest[0];
+    for (int k = 1; k < c::terms; ++k)
+        for (int i = 0; i < N; ++i) p[i] = p[i] * x[i] + c::rest[k];
+    for (int i = 0; i < N; ++i) p[i] = (x[i] * x[i]) * p[i] + x[i];  // expm1 of what was left
+    for (int i = 0; i < N; ++i) {
+        if (i < S) {
+            x[i] = T(1) / (scale[i] * p[i] + scale[i] + T(1));
+        } else {
+            const vec<T> e = scale[i] * p[i] + (scale[i] - T(1));
+            x[i] = (vec<T>)((ints)((T(0) - e) / (e + T(2))) ^ sign[i]);  // 0 - e, not -e: the zero keeps its sign
+        }
+    }
 }
 
 }  // namespace
