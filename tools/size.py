@@ -1,5 +1,6 @@
 """Print the lines of code of every part, and hold the budgets of the style guide: `python tools/size.py`."""
 
+import ast
 import sys
 from pathlib import Path
 
@@ -14,9 +15,14 @@ LONGEST_FILE = 400
 
 
 def code_lines(path: Path) -> int:
-    """Count the lines that are neither blank nor only a comment."""
-    lines = (line.strip() for line in path.read_text().splitlines())
-    return sum(1 for line in lines if line and not line.startswith(("#", "//")))
+    """Count the lines that are neither blank, nor only a comment, nor part of a docstring."""
+    text = path.read_text()
+    lines = text.splitlines()
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
+                lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return sum(1 for line in map(str.strip, lines) if line and not line.startswith(("#", "//")))
 
 
 def main() -> int:
