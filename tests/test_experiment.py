@@ -86,6 +86,7 @@ def test_a_finished_run_folder_is_complete(finished):
     assert result["valid"] == min(record["valid"] for record in finished.metrics())
     environment = json.loads((finished.path / "env.json").read_text())
     assert {"commit", "torch", "cpu", "threads"} <= set(environment)
+    assert environment["backend"].startswith(("native: target", "loop: "))
 
 
 def test_the_same_command_again_does_not_train_again(finished):

@@ -127,7 +127,7 @@ def _train(
     try:
         with folder.held(wait) if processes.leads else nullcontext():
             if processes.leads:
-                folder.start(recipe)
+                folder.start(recipe, _backend(model))
             progress = fit(
                 model,
                 task.train,
@@ -153,6 +153,13 @@ def _train(
             "last is kept: free space or make the folder writable, and give the same command again."
         ) from error
     return folder, progress
+
+
+def _backend(model: SequenceModel) -> str:
+    """Say what the model's layers run on, and why."""
+    cell = model.cells[0]
+    weight = next(cell.parameters())
+    return ": ".join(cell.backend_for(weight.new_zeros(1, 1, cell.input_size)))
 
 
 def _result(

@@ -102,9 +102,9 @@ class RunFolder:
         finally:
             os.close(folder)
 
-    def start(self, recipe: Recipe) -> None:
+    def start(self, recipe: Recipe, backend: str) -> None:
         """Write what the run is and what it runs on; where it was started before, note what changed since."""
-        here, self._started = environment(), recipe
+        here, self._started = {**environment(), "backend": backend}, recipe
         if (self.path / "recipe.toml").is_file():
             self._refuse_changes(self.recipe(), recipe)
             before = self.environment()

@@ -154,6 +154,12 @@ class Cell(nn.Module):
                 row.append(shown[field])
         return [torch.stack(row[::-1] if reverse else row) for row in kept], state
 
+    def backend_for(self, u: Float[Tensor, "time batch input"]) -> tuple[str, str]:
+        """Return what a sequence like `u` would run on, and why: the loop, or the cell's own `sequence`."""
+        if type(self).sequence is Cell.sequence:
+            return "loop", f"{type(self).__name__} has no kernel"
+        return "own", f"{type(self).__name__} runs whole sequences by itself"
+
     # --- hooks of the constrained families: no-ops by default ------------------------------------------------------
 
     def param_groups(self, learning_rate: float) -> list[dict[str, Any]]:
