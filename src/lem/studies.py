@@ -23,7 +23,7 @@ from lem.tasks import Task
 from lem.train import evaluate
 
 
-def certify_model(model: SequenceModel, task: Task, rows: int = 8) -> tuple[list[Certificate], Advice]:
+def certify_model(model: SequenceModel, task: Task, rows: int = 4) -> tuple[list[Certificate], Advice]:
     """Certify every LEM cell of a model on `rows` validation sequences, with the gradient of the task's own loss.
 
     Rows of unequal length are cut to the shortest; a loss at every step counts at the last one. The advice is for the

@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
         epilog="Any value of a recipe can be overridden, e.g. --model.dt 0.01 --task.length 500.",
     )
     certify.add_argument("target", help="a run folder, or a recipe (before training)")
-    certify.add_argument("--rows", type=int, default=8, help="validation sequences to measure on (default 8)")
+    certify.add_argument("--rows", type=int, default=4, help="validation sequences to measure on (default 4)")
     certify.add_argument("--seed", type=int, default=0, help="of a recipe's initial weights (default 0)")
     certify.add_argument("--figure", type=Path, help="where the figure goes (default: into the run folder, or here)")
     certify.set_defaults(command=_certify, takes_overrides=True, overrides={})
