@@ -55,13 +55,13 @@ class Processes:
         return box[0]
 
     def all_rows(self, state: tuple[Tensor, ...] | None) -> tuple[Tensor, ...] | None:
-        """Return a recurrent state (layers, batch, units) with the rows of all processes."""
-        if self.size == 1 or state is None:
+        """Return a recurrent state (layers, batch, units) with the rows of all processes; some may have none."""
+        if self.size == 1:
             return state
         parts: list[Any] = [None] * self.size
         with _connected(self):
-            distributed.all_gather_object(parts, tuple(field.cpu() for field in state))
-        return tuple(torch.cat(fields, dim=1) for fields in zip(*parts))
+            distributed.all_gather_object(parts, None if state is None else tuple(field.cpu() for field in state))
+        return tuple(torch.cat(fields, dim=1) for fields in zip(*(part for part in parts if part is not None))) or None
 
 
 ALONE = Processes()
