@@ -28,6 +28,11 @@ TABLE = {
     "tiny": Tolerance(1e-37, 0.0, "a sigmoid below the smallest normal float32 is zero"),
     "processes": Tolerance(1e-5, 1e-5, "one batch summed in another order over 50 updates; seen 3e-7 in float32"),
     "bfloat16": Tolerance(5e-2, 5e-2, "8 bits of mantissa over ten steps; seen 9e-3"),
+    "shifted units": Tolerance(
+        1e-3, 0.0, "an offset 1e11 times the signal leaves 5 of float64's 16 digits; two epochs"
+    ),
+    "stream": Tolerance(1e-6, 1e-6, "float32 in other chunks, batches and kernels; seen 1e-7"),
+    "export": Tolerance(1e-5, 1e-5, "the promise of lem.export: another runtime in float32, 1000 steps; seen 2e-7"),
     "convergence order": Tolerance(0.05, 0.0, "THEORY S0: first order, seen 0.998 to 1.001"),
     "construction": Tolerance(1e-9, 0.0, "weights of 1e4 undo factors of 1e-4; seen 5e-13"),
     "fitted": Tolerance(3e-4, 0.0, "the fit error of a network of width 60; seen 3e-5"),

@@ -26,7 +26,9 @@ def _squared_error(prediction: Tensor, target: Tensor) -> Tensor:
     return (prediction - target) ** 2
 
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+LOSSES: dict[str, Loss] = {
     "cross_entropy": _cross_entropy,
     "mse": _squared_error,
 }

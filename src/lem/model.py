@@ -26,7 +26,9 @@ class SequenceModel(nn.Module):
         bidirectional: whether each layer also runs backwards.
         dropout: the probability of dropping a layer's output on its way to the next layer.
         shared_dropout: draw one dropout mask per sequence instead of one per step.
-        every_step: read out every step, instead of only the final state.
+        every_step: read out every step, instead of only after the last.
+        pool: what the readout reads: the "last" output, or "both" the last one and the mean of all so far, which the
+            returned state carries along.
         symbols: embed integer input.
         embedding_size: the width of the embedding; the hidden size by default.
         tied: use the embedding's matrix as the readout's weight.
@@ -53,6 +55,7 @@ class SequenceModel(nn.Module):
         dropout: float = 0.0,
         shared_dropout: bool = False,
         every_step: bool = False,
+        pool: str = "last",
         symbols: bool = False,
         embedding_size: int | None = None,
         tied: bool = False,
@@ -66,11 +69,14 @@ class SequenceModel(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        if pool not in ("last", "both"):
+            raise ValueError(f"`pool` of SequenceModel must be 'last' or 'both'; got {pool!r}.")
         if readout_init not in ("kaiming", "torch"):
             raise ValueError(f"`readout_init` of SequenceModel must be 'kaiming' or 'torch'; got {readout_init!r}.")
         width = (embedding_size or hidden_size) if symbols else input_size
         self.input_size = input_size
         self.every_step = every_step
+        self.pool = pool
         self.embedding = None
         if symbols:
             self.embedding = nn.Embedding(input_size, width)
@@ -98,7 +104,7 @@ class SequenceModel(nn.Module):
             layer_options=layer_options,
             **options,
         )
-        features = hidden_size * (2 if bidirectional else 1)
+        features = hidden_size * (2 if bidirectional else 1) * (2 if pool == "both" else 1)
         self.readout = nn.Linear(features, output_size)
         if readout_init == "kaiming":
             nn.init.kaiming_normal_(self.readout.weight)
@@ -114,11 +120,44 @@ class SequenceModel(nn.Module):
         self, inputs: Tensor, state: State | None = None, lengths: Int[Tensor, "batch"] | None = None
     ) -> tuple[Tensor, State]:
         """Return the prediction, at every step or after the last one, and the final state."""
+        shown, state = self.features(inputs, state, lengths, self.every_step)
+        return self.readout(self.output_dropout(shown)), state
+
+    def features(
+        self, inputs: Tensor, state: State | None, lengths: Int[Tensor, "batch"] | None, every_step: bool
+    ) -> tuple[Tensor, State]:
+        """Return what the readout reads, at every step or after the last one, and the final state."""
         if self.conv is not None and state is not None:
             raise ValueError("`state` of a SequenceModel with a convolution must be None: it sees whole sequences.")
         u, lengths = self.encode(inputs, lengths)
+        pooled: State | None = None
+        if self.pool == "both" and state is not None:
+            state, pooled = state[:-2], state[-2:]
         outputs, state = self.recurrent(self.input_dropout(u), state, lengths)
-        return self.readout(self.output_dropout(outputs if self.every_step else self._last(state))), state
+        last = outputs if every_step else self._last(state)
+        if self.pool == "last":
+            return last, state
+        steps, batch = outputs.shape[:2]
+        total, count = pooled or (outputs.new_zeros(1, batch, outputs.shape[2]), outputs.new_zeros(1, batch, 1))
+        seen = torch.full_like(count, steps) if lengths is None else lengths.to(count)[None, :, None]
+        # Past a row's end the outputs are zero: its total stays, and its count is cut at its length.
+        if every_step:
+            totals = total + outputs.cumsum(0)
+            counts = torch.arange(1, steps + 1, device=count.device, dtype=count.dtype)[:, None, None]
+            mean, total = totals / (count + torch.minimum(counts, seen)), totals[-1:]
+        else:
+            total = total + outputs.sum(0, keepdim=True)
+            mean = (total / (count + seen))[0]
+        return torch.cat([last, mean], dim=-1), (*state, total, count + seen)
+
+    def init_state(self, batch: int) -> State:
+        """Return the state before the first step, as `forward` takes it."""
+        fields = zip(*(cell.init_state(batch) for cell in self.cells))
+        state = self.recurrent.state_type(*(torch.stack(field) for field in fields))
+        if self.pool == "last":
+            return state
+        weight = self.readout.weight
+        return (*state, weight.new_zeros(1, batch, weight.shape[1] // 2), weight.new_zeros(1, batch, 1))
 
     def encode(self, inputs: Tensor, lengths: Int[Tensor, "batch"] | None = None) -> tuple[Tensor, Tensor | None]:
         """Return what the layers read, and the lengths of its rows: the input, embedded and convolved where set."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lem.averaging import Average
 from lem.data import Batch, Split, at_steps, even_steps, mix, random_steps, rows
-from lem.metrics import LOSSES, METRICS
+from lem.metrics import LOSSES, METRICS, Loss, Metric
 from lem.parallel import ALONE, Processes
 from lem.schedule import rate
 
@@ -89,14 +89,14 @@ def evaluate(
     model: nn.Module,
     split: Split,
     *,
-    metric: str,
+    metric: str | Metric,
     batch_size: int,
     device: str = "cpu",
     subsample: int | None = None,
     processes: Processes = ALONE,
 ) -> float:
     """Return the metric of a model over a whole split; with `subsample`, on that many evenly spaced time steps."""
-    judge, total, count = METRICS[metric], 0.0, 0
+    judge, total, count = METRICS[metric] if isinstance(metric, str) else metric, 0.0, 0
     training, state = model.training, None
     model.eval()
     with torch.no_grad():
@@ -120,8 +120,8 @@ def fit(
     train: Split,
     valid: Split,
     *,
-    loss: str,
-    metric: str,
+    loss: str | Loss,
+    metric: str | Metric,
     batch_size: int,
     epochs: int,
     learning_rate: float,
@@ -156,8 +156,8 @@ def fit(
         model: called as `model(inputs, state, lengths) -> (prediction, state)`.
         train: what to learn from. Batches with `carry` start from the state in which the previous one ended.
         valid: what the best epoch is chosen on.
-        loss: a name in `lem.metrics.LOSSES`.
-        metric: a name in `lem.metrics.METRICS`.
+        loss: a name in `lem.metrics.LOSSES`, or such a function.
+        metric: a name in `lem.metrics.METRICS`, or such a metric.
         batch_size: sequences per update.
         epochs: passes over the training split.
         learning_rate: the optimiser's rate, before the schedule.
@@ -193,8 +193,10 @@ def fit(
         if number is not None and number < 1:
             raise ValueError(f"`{name}` of fit must be a positive integer; got {number!r}.")
     _one_of("optimizer", optimizer, OPTIMIZERS)
-    _one_of("loss", loss, LOSSES)
-    _one_of("metric", metric, METRICS)
+    if isinstance(loss, str):
+        _one_of("loss", loss, LOSSES)
+    if isinstance(metric, str):
+        _one_of("metric", metric, METRICS)
     _one_of("loss_over_time", loss_over_time, ("mean", "sum"))
     _one_of("autocast", autocast, (None, "bfloat16"))
     model.to(device).train()
@@ -202,7 +204,9 @@ def fit(
     groups = model.param_groups(learning_rate) if hasattr(model, "param_groups") else parameters  # type: ignore[operator]
     opt = OPTIMIZERS[optimizer](groups, lr=learning_rate, weight_decay=weight_decay)  # type: ignore[call-arg]
     rates = [group["lr"] for group in opt.param_groups]
-    judge, criterion, steps = METRICS[metric], LOSSES[loss], train.steps(batch_size)
+    judge = METRICS[metric] if isinstance(metric, str) else metric
+    criterion = LOSSES[loss] if isinstance(loss, str) else loss
+    steps = train.steps(batch_size)
     progress, average = Progress(), Average()
     best: dict[str, Tensor] = {}
     carried: tuple[Tensor, ...] | None = None

@@ -6,6 +6,7 @@ from typing import Any
 
 from lem import experiment, report
 from lem.cells import table
+from lem.cli import series
 
 
 def add(commands: Any) -> None:
@@ -13,8 +14,9 @@ def add(commands: Any) -> None:
     models = commands.add_parser("models", help="list the models: equation, state, parameters, reference")
     models.set_defaults(command=_models)
 
-    evaluate = commands.add_parser("evaluate", help="evaluate the best weights of a run on the test split")
-    evaluate.add_argument("run", type=Path, help="a run folder")
+    evaluate = commands.add_parser("evaluate", help="evaluate a run on its test split, or a model file on a data file")
+    evaluate.add_argument("run", type=Path, help="a run folder, or a model file of `lem fit`")
+    series.add_data(evaluate, optional=True)
     evaluate.set_defaults(command=_evaluate)
 
 
@@ -25,6 +27,10 @@ def _models(_: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    if options.run.is_file():
+        return series.evaluate(options)
+    if options.data is not None:
+        raise ValueError(f"`lem evaluate` takes a data file behind a model file only; got the run folder {options.run}.")
     folder = experiment.RunFolder(options.run)
     metric = folder.result()["metric"] if folder.finished else "metric"
     print(f"test {metric}: {report.figure(experiment.evaluate_run(folder))}")

@@ -1,0 +1,264 @@
+"""A trained model for machines without this library: ONNX, torch.export, or one NumPy file.
+
+Each export is a folder with the model, a self-test (inputs and the answers they must give) and is called done only
+after the self-test has passed. ONNX and torch.export hold the time loop as one operator, so time and batch stay free;
+both take the series (batch, time, channels) and a state, and return the answer and the state that continues it.
+"""
+
+import contextlib
+import copy
+import functools
+import io
+import json
+import math
+import runpy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lem import numpy_model
+from lem.cells import Cell, LEMCell, State
+from lem.predictor import Predictor
+
+ALLOWED = 1e-5
+"""The largest error of an export, relative to answers larger than one: float32 rounding over a thousand steps."""
+TEST_LENGTHS = (1, 7, 1000)
+
+
+def export(predictor: Predictor, to: str, folder: str | Path) -> Path:
+    """Write `predictor` into a folder as "onnx", "torch" or "numpy", run its self-test there, and return the folder."""
+    if to not in EXPORTS:
+        raise ValueError(f"`to` of export must be one of {', '.join(EXPORTS)}; got {to!r}.")
+    folder = Path(folder)
+    predictor = copy.deepcopy(predictor).cpu().eval()
+    folder.mkdir(parents=True, exist_ok=True)
+    write, _ = EXPORTS[to]
+    write(predictor, folder)
+    _write_selftest(predictor, folder)
+    worst = selftest(to, folder)
+    if not worst <= ALLOWED:
+        raise ValueError(
+            f"The export to {to} must give the model's answers to {ALLOWED:g}; got an error of {worst:.2g}."
+        )
+    return folder
+
+
+def selftest(to: str, folder: str | Path) -> float:
+    """Run an exported model on its self-test; return the largest error, relative to answers larger than one."""
+    folder = Path(folder)
+    run = EXPORTS[to][1](folder)
+    test, worst = np.load(folder / "selftest.npz", allow_pickle=False), 0.0
+    for i in range(int(test["count"])):
+        answer, expected = run(test[f"series_{i}"]), test[f"answer_{i}"]
+        worst = max(worst, float((np.abs(answer - expected) / np.maximum(1.0, np.abs(expected))).max()))
+    return worst
+
+
+def _write_selftest(predictor: Predictor, folder: Path) -> None:
+    random = np.random.default_rng(0)
+    mean, scale = predictor.mean.numpy(), predictor.scale.numpy()
+    tests: dict[str, Any] = {"count": len(TEST_LENGTHS), "allowed": ALLOWED}
+    for i, length in enumerate(TEST_LENGTHS):
+        series = (mean + scale * random.standard_normal((2, length, len(mean)))).astype(np.float32)
+        if predictor.missing == "mask" and length > 1:
+            series[0, 1] = np.nan
+        with torch.inference_mode():
+            answer = predictor(torch.from_numpy(series).transpose(0, 1))[0]
+        tests |= {f"series_{i}": series, f"answer_{i}": answer.numpy()}
+    np.savez(folder / "selftest.npz", **tests)
+
+
+# --- torch.export and ONNX: the time loop as one operator -----------------------------------------------------------
+
+
+class _Loop(nn.Module):
+    """A predictor whose time loop is one operator: series (batch, time, channels) and state in, answer and state."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        super().__init__()
+        self.predictor = copy.deepcopy(predictor)
+        for cell in self.predictor.model.cells:
+            cell.sequence = functools.partial(_scan, cell)  # type: ignore[method-assign]
+
+    def forward(self, series: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        answer, state = self.predictor(series.transpose(0, 1), state)
+        return answer, tuple(state)
+
+
+def _scan(
+    cell: Cell, u: Tensor, state: State | None = None, lengths: Tensor | None = None, reverse: bool = False
+) -> tuple[Tensor, State]:
+    """Do what `Cell.sequence` does, by the operator `scan` instead of a Python loop."""
+    from torch._higher_order_ops.scan import scan
+
+    assert lengths is None
+    assert state is not None
+    batch, prepared = u.shape[1], cell.prepare(u.shape[1])
+
+    def step(carry: list[Tensor], x: Tensor) -> tuple[list[Tensor], Tensor]:
+        after = cell.step(x, cell.state_type(*carry), *prepared)
+        # The inductor can only size the outputs by the batch if the step mentions it.
+        return [field.clone() for field in after], after[0].reshape(batch, -1).clone()
+
+    final, outputs = scan(step, list(state), cell.project(u), reverse=reverse)
+    return outputs, cell.state_type(*final)
+
+
+def state_names(predictor: Predictor) -> list[str]:
+    """Name the tensors of the state: those of the cell, then what the readout's mean carries."""
+    fields = list(predictor.model.recurrent.state_type._fields)
+    return fields + (["total", "count"] if predictor.model.pool == "both" else [])
+
+
+def exported_program(predictor: Predictor) -> torch.export.ExportedProgram:
+    """Trace a predictor with free batch and time axes."""
+    dynamic = torch.export.Dim.DYNAMIC
+    example = (torch.zeros(2, 3, predictor.channels), tuple(predictor.model.init_state(2)))
+    shapes = ({0: dynamic, 1: dynamic}, tuple({1: dynamic} for _ in example[1]))
+    with torch.no_grad():
+        return torch.export.export(_Loop(predictor).eval(), example, dynamic_shapes=shapes)
+
+
+def _write_torch(predictor: Predictor, folder: Path) -> None:
+    torch.export.save(exported_program(predictor), folder / "model.pt2")
+
+
+def _run_torch(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+    program = torch.export.load(folder / "model.pt2")
+    module, states = program.module(), list(program.example_inputs[0][1])
+
+    def run(series: np.ndarray) -> np.ndarray:
+        state = tuple(s[:, :1].expand(-1, len(series), -1).contiguous() for s in states)
+        with torch.no_grad():
+            answer: Tensor = module(torch.from_numpy(series), state)[0]
+        return answer.numpy()
+
+    return run
+
+
+def _write_onnx(predictor: Predictor, folder: Path) -> None:
+    _need("onnx", "onnxruntime", "onnxscript")
+    names = state_names(predictor)
+    with contextlib.redirect_stdout(io.StringIO()), _quiet():
+        program = torch.onnx.export(
+            exported_program(predictor),
+            input_names=["series", *names],
+            output_names=["answer", *(f"next_{name}" for name in names)],
+            dynamo=True,
+            verbose=False,
+        )
+    import onnx
+
+    assert program is not None
+    model = program.model_proto
+    _name_axes(model.graph)
+    notes = {"kind": predictor.kind, "labels": None if predictor.labels is None else predictor.labels.tolist()}
+    initial = {name: field[:, 0].tolist() for name, field in zip(names, predictor.model.init_state(1))}
+    onnx.helper.set_model_props(model, {"lem": json.dumps({**notes, "initial_state": initial})})
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, str(folder / "model.onnx"))
+
+
+def _name_axes(graph: Any) -> None:
+    """Give the free axes their names, in place of the tracer's symbols."""
+    series = graph.input[0].type.tensor_type.shape.dim
+    names = {series[0].dim_param: "batch", series[1].dim_param: "time"}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in names:
+                dim.dim_param = names[dim.dim_param]
+
+
+def _run_onnx(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+    _need("onnxruntime")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    initial = json.loads(session.get_modelmeta().custom_metadata_map["lem"])["initial_state"]
+
+    def run(series: np.ndarray) -> np.ndarray:
+        feeds = {"series": series}
+        for name, value in initial.items():
+            feeds[name] = np.repeat(np.array(value, np.float32)[:, None], len(series), axis=1)
+        answer: np.ndarray = session.run(["answer"], feeds)[0]
+        return answer
+
+    return run
+
+
+# --- NumPy ----------------------------------------------------------------------------------------------------------
+
+
+def _write_numpy(predictor: Predictor, folder: Path) -> None:
+    model, cells = predictor.model, predictor.model.cells
+    wrong = next((type(cell).__name__ for cell in cells if not isinstance(cell, LEMCell) or cell.single_scale), None)
+    if wrong is not None or model.recurrent.bidirectional:
+        what = "a bidirectional model" if wrong is None else f"{wrong} (single scale included)"
+        raise ValueError(f"The export to numpy must be of a forward LEM with both gates; got {what}: use onnx.")
+    y_0, z_0, *_ = model.init_state(1)
+    arrays = {"y_0": y_0, "z_0": z_0, "readout.weight": model.readout.weight, "readout.bias": model.readout.bias}
+    arrays |= {name: getattr(predictor, name) for name in ("mean", "scale", "target_mean", "target_scale")}
+    for k, cell in enumerate(cells):
+        assert isinstance(cell, LEMCell)
+        bias = torch.zeros(len(cell.weight_u)) if cell.bias is None else cell.bias
+        arrays |= {f"weight_u.{k}": cell.weight_u, f"weight_y.{k}": cell.weight_y}
+        arrays |= {f"weight_z.{k}": cell.weight_z, f"bias.{k}": bias}
+    cell = cells[0]
+    assert isinstance(cell, LEMCell)
+    config = {
+        "kind": predictor.kind,
+        "labels": None if predictor.labels is None else predictor.labels.tolist(),
+        "missing": predictor.missing,
+        "layers": len(cells),
+        "pool": model.pool,
+        "dt": cell.dt,
+        "clip": list(cell.clip or (0.0, math.inf)),
+    }
+    plain = {name: value.detach().numpy() for name, value in arrays.items()}
+    np.savez(folder / "weights.npz", config=np.array(json.dumps(config)), **plain)  # type: ignore[arg-type]
+    shutil.copyfile(numpy_model.__file__, folder / "model.py")
+
+
+def _run_numpy(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+    model = runpy.run_path(str(folder / "model.py"))["Model"](folder / "weights.npz")
+    return lambda series: model(series)[0]
+
+
+# --- what is there --------------------------------------------------------------------------------------------------
+
+EXPORTS: dict[str, tuple[Callable[[Predictor, Path], None], Callable[[Path], Callable[[np.ndarray], np.ndarray]]]] = {
+    "onnx": (_write_onnx, _run_onnx),
+    "torch": (_write_torch, _run_torch),
+    "numpy": (_write_numpy, _run_numpy),
+}
+"""How each form is written, and how it is run."""
+
+
+def _need(*libraries: str) -> None:
+    import importlib.util
+
+    for name in libraries:
+        if importlib.util.find_spec(name) is None:
+            raise ImportError(f"The export to ONNX needs {name}: pip install 'long-expressive-memory[export]'.")
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """Keep what the exporter tells about itself (missing torchvision, deprecations inside torch) from the user."""
+    import logging
+    import warnings
+
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,121 @@
+"""A stream answers after every step, for any cutting into chunks, what the whole series so far would be answered."""
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from lem.cells import CELLS
+from lem.checkpoint import load_tree, save_tree
+from lem.predictor import Predictor
+from tests.close import assert_close
+
+STREAMABLE = sorted(set(CELLS) - {"nrde"})  # NRDE reads windows, not steps
+
+
+def predictor(kind="classifier", cell="lem", **options):
+    outputs = {"classifier": 3, "regressor": 1, "forecaster": 2}[kind]
+    labels = np.array(["a", "b", "c"]) if kind == "classifier" else None
+    architecture = {"cell": cell, "hidden_size": 6, "pool": "last" if kind == "forecaster" else "both", **options}
+    return Predictor(kind, 2, outputs, architecture, labels=labels, horizon=4 if kind == "forecaster" else 1).eval()
+
+
+def series(steps, n=1, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, 2, steps))
+
+
+@pytest.mark.parametrize("cell", STREAMABLE)
+def test_every_cell_streams_what_it_would_say_to_each_prefix(cell):
+    model, X = predictor(cell=cell, num_layers=2), series(6)
+    pushed = model.stream().push(X[0])
+    whole = np.concatenate([model.predict_proba(X[:, :, : t + 1]) for t in range(6)])
+    assert_close(pushed, whole, "stream")
+
+
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=6), st.sampled_from(["classifier", "regressor", "forecaster"])
+)
+def test_any_chunking_gives_the_batch_answer(chunks, kind):
+    model, X = predictor(kind), series(sum(chunks))
+    stream, pieces = model.stream(), np.split(X[0], np.cumsum(chunks)[:-1], axis=1)
+    answers = np.concatenate([stream.push(piece) for piece in pieces])
+    assert_close(answers, model.stream().push(X[0]), "stream")
+    final = model.predict_proba(X) if kind == "classifier" else model.predict(X)
+    assert_close(answers[-1], final[0], "stream")
+
+
+def test_one_sample_has_no_axis_of_steps_and_numbers_serve_one_channel():
+    model, X = predictor(), series(3)
+    stream = model.stream()
+    assert_close(np.stack([stream.push(X[0][:, t]) for t in range(3)]), model.stream().push(X[0]), "stream")
+    single = Predictor("regressor", 1, 1, {"cell": "lem", "hidden_size": 4}, flat=True).eval()
+    assert np.shape(single.stream().push(0.5)) == ()
+    assert np.shape(single.stream().push([0.5, 0.25, 1.0])) == (3,)
+
+
+def test_many_streams_come_and_go_without_touching_each_other():
+    model, X = predictor(), series(8, n=4)
+    expected = [model.stream().push(x) for x in X]
+    table = model.streams()
+    table.add("a", "b")
+    first = table.push(["b", "a"], X[[1, 0], :, 0])
+    assert_close(first, np.stack([expected[1][0], expected[0][0]]), "stream")
+    table.add("c")
+    table.drop("a")
+    table.add("d")  # takes the row of "a", which must be fresh
+    assert table.ids == ["b", "c", "d"]
+    assert "a" not in table
+    assert len(table) == 3
+    later = table.push(["d", "b"], X[[3, 1], :, 1:3])
+    assert_close(later[1], expected[1][1:3], "stream")
+    assert_close(later[0], model.stream().push(X[3][:, 1:3]), "stream")
+
+
+def test_a_snapshot_survives_a_file_and_goes_on_as_if_nothing_had_happened(tmp_path):
+    model, X = predictor(), series(8, n=2)
+    table = model.streams()
+    table.add("a", "b")
+    table.push(["a", "b"], X[:, :, :3])
+    save_tree(tmp_path / "streams", table.snapshot())
+    expected = table.push(["a", "b"], X[:, :, 3:])
+    other = model.streams()
+    other.restore(load_tree(tmp_path / "streams"))
+    other.add("c")
+    assert_close(other.push(["a", "b"], X[:, :, 3:]), expected, "exact")
+    single = model.stream()
+    single.push(X[0][:, :3])
+    kept = single.snapshot()
+    once = single.push(X[0][:, 3:])
+    single.restore(kept)
+    assert_close(single.push(X[0][:, 3:]), once, "exact")
+    single.reset()
+    assert_close(single.push(X[0]), model.stream().push(X[0]), "exact")
+
+
+def test_ten_thousand_streams_step_at_once():
+    model = predictor()
+    table = model.streams()
+    table.add(*range(10_000))
+    X = series(2, n=10_000)
+    answers = [table.push(range(10_000), X[:, :, t]) for t in range(2)]
+    assert_close(answers[1][::999], model.predict_proba(X)[::999], "stream")
+
+
+def test_wrong_pushes_are_named():
+    table = predictor().streams()
+    table.add("a")
+    with pytest.raises(ValueError, match="got 'b'"):
+        table.push(["b"], [[0.0, 0.0]])
+    with pytest.raises(ValueError, match=r"must be \(1, 2\) or \(1, 2, steps\), one row per stream; got \(1, 3\)"):
+        table.push(["a"], [[0.0, 0.0, 0.0]])
+    with pytest.raises(ValueError, match="got nan in row 0, channel 1, step 0"):
+        table.push(["a"], [[0.0, np.nan]])
+    with pytest.raises(ValueError, match="'a' again"):
+        table.add("a")
+    with pytest.raises(ValueError, match="named once"):
+        table.push(["a", "a"], np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="must hold states of shapes"):
+        table.restore({"ids": ["x"], "state": []})
+    with pytest.raises(ValueError, match="runs forwards only"):
+        predictor(bidirectional=True).stream()
