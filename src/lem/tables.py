@@ -69,8 +69,8 @@ def read(
             f"{nearest(target, columns)}"
         )
     steps = channels or [name for name in columns if name != target]
-    X = from_table({name: columns[name] for name in steps}, None)[0][0].T
-    return Labelled(X, None if target is None else columns[target], _numbers(len(X)))
+    wide = from_table({name: columns[name] for name in steps}, None)[0][0].T
+    return Labelled(wide, None if target is None else columns[target], _numbers(len(wide)))
 
 
 def _numbers(count: int) -> list[str]:

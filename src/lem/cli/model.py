@@ -30,7 +30,9 @@ def _evaluate(options: argparse.Namespace) -> int:
     if options.run.is_file():
         return series.evaluate(options)
     if options.data is not None:
-        raise ValueError(f"`lem evaluate` takes a data file behind a model file only; got the run folder {options.run}.")
+        raise ValueError(
+            f"`lem evaluate` takes a data file behind a model file only; got the run folder {options.run}."
+        )
     folder = experiment.RunFolder(options.run)
     metric = folder.result()["metric"] if folder.finished else "metric"
     print(f"test {metric}: {report.figure(experiment.evaluate_run(folder))}")

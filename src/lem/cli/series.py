@@ -88,6 +88,8 @@ def _fit(options: argparse.Namespace) -> int:
     from lem.card import card, picture
     from lem.estimators import LEMClassifier, LEMForecaster, LEMRegressor
 
+    if options.data.suffix in (".csv", ".parquet") and options.target is None and options.forecast is None:
+        raise ValueError("lem fit needs the target: name its column with --target, or give --forecast STEPS.")
     data = read(options, options.data, options.forecast is not None)
     shared: dict[str, Any] = {
         "cell": options.cell,
@@ -103,11 +105,11 @@ def _fit(options: argparse.Namespace) -> int:
         estimator: Any = LEMForecaster(options.hidden_size, horizon=options.forecast, **shared)
     else:
         if data.y is None:
-            raise ValueError("lem fit needs the target: name its column with --target, or give --forecast STEPS.")
+            raise ValueError(f"lem fit needs targets, or --forecast STEPS; got {options.data.name} without `y`.")
         task = options.task or _task(data.y)
         data = data._replace(y=_numeric(data.y) if task == "regress" else data.y)
-        balanced = {"class_weight": "balanced"} if options.balanced and task == "classify" else {}
-        kind = LEMClassifier if task == "classify" else LEMRegressor
+        balanced: dict[str, Any] = {"class_weight": "balanced"} if options.balanced and task == "classify" else {}
+        kind: Any = LEMClassifier if task == "classify" else LEMRegressor
         estimator = kind(options.hidden_size, **shared, **balanced)
 
     train, test = _parts(options, data)
