@@ -26,8 +26,8 @@ class _Latest(Metric):
     """
 
     def better(self, new: float, old: float | None) -> bool:
-        """Return whether `new` is at least as good as `old`."""
-        return old is None or new >= old
+        """Return whether `new` is as good as `old`, up to rounding."""
+        return old is None or new >= old - 1e-6
 
 
 class LEMClassifier(ClassifierMixin, SeriesEstimator):
@@ -52,12 +52,12 @@ class LEMClassifier(ClassifierMixin, SeriesEstimator):
         dt: float | str = "auto",
         cell_options: dict[str, Any] | None = None,
         dropout: float = 0.0,
-        epochs: int = 150,
+        epochs: int = 300,
         batch_size: int | str = "auto",
         learning_rate: float = 5e-3,
         weight_decay: float = 0.0,
         validation_fraction: float = 0.2,
-        patience: int | None = 50,
+        patience: int | None = 100,
         class_weight: Any = None,
         missing: str = "error",
         random_state: Any = None,
