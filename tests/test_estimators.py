@@ -41,7 +41,7 @@ def _not_for_us(estimator):
 @parametrize_with_checks(
     [
         LEMClassifier(16, epochs=80, batch_size=64, learning_rate=0.03, patience=30),
-        LEMRegressor(16, epochs=60, batch_size=64, learning_rate=0.03),
+        LEMRegressor(16, epochs=40, batch_size=16, learning_rate=0.01),
         LEMForecaster(8, epochs=2),
     ],
     expected_failed_checks=_not_for_us,

@@ -44,9 +44,9 @@ def _answers(predictor: Predictor) -> str:
 
 def picture(path: Path, history: list[dict[str, Any]], best: int, truth: Any, answer: Any) -> Path:
     """Draw the learning curve, and answers against the truth: a confusion matrix for labels, points for numbers."""
-    from lem.report import _pyplot
+    from lem.report import load_pyplot
 
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     chart, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     epochs = [record["epoch"] for record in history]
     left.plot(epochs, [record["loss"] for record in history], color="0.25", linewidth=1, label="training loss")
