@@ -154,19 +154,27 @@ def draw_curves(folders: list[RunFolder], over: str, path: Path) -> Path:
         records = {record["updates"]: record["valid"] for record in folder.metrics()}
         groups.setdefault(_value(folder, over), []).append(records)
     plt = pyplot()
-    figure, axes = plt.subplots(figsize=(5.6, 3.6), layout="constrained")
+    many = len(groups) > 10
+    figure, axes = plt.subplots(figsize=(8.0, 4.8) if many else (5.6, 3.6), layout="constrained")
+    styles = ("-", "--", ":")  # ten colours each
     for value in sorted(groups):
         runs = groups[value]
         steps = sorted(set.intersection(*(set(run) for run in runs)))
         means = [statistics.fmean(run[step] for run in runs) for step in steps]
-        (line,) = axes.plot(steps, means, label=f"{over.partition('.')[2]} = {value:g} ({len(runs)})")
+        label = value if isinstance(value, str) else f"{over.partition('.')[2]} = {value:g}"
+        width = 2.5 if value == "lem" else 1.5
+        (line,) = axes.plot(steps, means, styles[len(axes.lines) // 10 % 3], lw=width, label=f"{label} ({len(runs)})")
         if len(runs) > 1:
             low, high = ([pick(run[step] for run in runs) for step in steps] for pick in (min, max))
             axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, lw=0)
     axes.set(xlabel="training steps", ylabel=f"validation {metric}")
     axes.set_yscale("linear" if METRICS[metric].higher_is_better else "log")
-    axes.legend(frameon=False, fontsize=8)
-    axes.set_title(f"{folders[0].recipe().name}", fontsize=10)
+    if many:
+        figure.legend(frameon=False, fontsize=7, loc="outside right center")
+    else:
+        axes.legend(frameon=False, fontsize=8)
+    names = {folder.recipe().name for folder in folders}
+    axes.set_title(names.pop() if len(names) == 1 else folders[0].recipe().task["name"], fontsize=10)
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return path
