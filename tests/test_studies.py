@@ -96,3 +96,13 @@ def test_a_recipe_without_a_search_is_given_one(tmp_path):
     (tmp_path / "rnn.toml").write_text(text + "[train]\nbatch_size = 5\nepochs = 1\nlearning_rate = 0.1\n")
     other = experiment.load_recipe(str(tmp_path / "rnn.toml"))
     assert set(studies.default_search(other, experiment.build_task(other))) == {"train.learning_rate"}
+
+
+@pytest.mark.slow
+def test_tune_takes_the_advised_search_where_a_recipe_has_none(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "adding/lem-short", *TINY, "--trials", "1", "--jobs", "1", "--seeds", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "adding/lem-short has no [search]; advised: train.learning_rate" in shown
+    assert "model.dt {'low':" in shown

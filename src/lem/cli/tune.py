@@ -1,13 +1,14 @@
 """`lem tune`: search a recipe's [search] ranges on validation, then train the winner with several seeds."""
 
 import argparse
+import dataclasses
 import re
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from lem import experiment, tune
+from lem import experiment, studies, tune
 from lem.cli import jobs as processes
 from lem.cli.sweep import train_all
 from lem.cli.train import interruptible
@@ -50,6 +51,11 @@ def add(commands: Any) -> None:
 
 def _tune(options: argparse.Namespace) -> int:
     recipe = experiment.load_recipe(options.recipe, options.overrides)
+    if not recipe.search:
+        advised = studies.default_search(recipe, experiment.build_task(recipe))
+        search = {place: values for place, values in advised.items() if place not in options.overrides}
+        recipe = dataclasses.replace(recipe, search=search)
+        print(f"{recipe.name} has no [search]; advised: {', '.join(f'{k} {v}' for k, v in search.items())}", flush=True)
     refuse_fixed(recipe, "search", options.overrides)
     folder = options.runs / recipe.name / f"tune-{options.study}"
     url = options.storage or str(folder / "study.journal")
@@ -129,6 +135,8 @@ def _workers(options: argparse.Namespace, study: tune.Study) -> int:
             time.sleep(0.2)
     finally:
         processes.stop([worker for worker, _ in workers])
+        for _, output in workers:
+            output.close()
 
 
 def _serve(storage: Any, address: str) -> int:
