@@ -1,6 +1,8 @@
 """The doctor finds this machine well, and would find a broken one ill."""
 
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,11 @@ def test_this_machine_is_well(report):
     assert {"loop, float64", "loop, float32", "streaming", "resume"} <= set(names)
     for target in native.targets():
         assert f"kernel {target}, float32" in names
+
+
+def test_every_extra_is_looked_for():
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert set(doctor.EXTRAS) == set(project["optional-dependencies"]) - {"all", "dev", "docs"}
 
 
 def test_the_report_is_plain_data(report):

@@ -28,12 +28,12 @@ from lem.tasks.fetch import data_folder
 from lem.train import fit
 
 EXTRAS = {
-    "data": ("scipy", "pandas"),
+    "data": ("scipy", "pyarrow"),
     "plot": ("matplotlib",),
     "sklearn": ("sklearn",),
-    "tune": ("optuna",),
+    "tune": ("optuna", "grpc"),
     "audio": ("librosa",),
-    "export": ("onnx", "onnxruntime"),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
     "track": ("tensorboard",),
 }
 # How far a backend may be from the float64 loop: rounding over 200 steps, ten times the worst seen.
