@@ -12,7 +12,7 @@ from lem.estimators import LEMForecaster
 def main(epochs: int = 40) -> tuple[int, np.ndarray]:
     model = LEMForecaster(32, window=120, epochs=epochs, random_state=0).fit(two_scales(1000)[None])
     live = two_scales(600, seed=1)
-    live[400] += 1.0  # the anomaly
+    live[400:] += 1.0  # the anomaly: from here on the sensor reads too much
     stream, expected, scores = model.stream(), live[0], []
     for sample in live:
         scores.append(abs(sample - expected))

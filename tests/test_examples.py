@@ -33,12 +33,12 @@ def test_classify(monkeypatch, tmp_path):
 
 
 def test_forecast(monkeypatch):
-    ours, naive = example("forecast.py", monkeypatch)(epochs=25)
+    ours, naive = example("forecast.py", monkeypatch)()
     assert ours < 0.8 * naive
 
 
 def test_anomaly(monkeypatch):
-    place, _ = example("anomaly.py", monkeypatch)(epochs=25)
+    place, _ = example("anomaly.py", monkeypatch)()
     assert place == 400
     sys.modules.pop("forecast")
 

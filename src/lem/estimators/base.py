@@ -94,7 +94,8 @@ class SeriesEstimator(BaseEstimator):
         learning_rate: the largest rate of the one-cycle schedule.
         weight_decay: the L2 term of Adam.
         validation_fraction: the part of the series held out to choose the best epoch; 0 keeps the last one.
-        patience: stop after this many epochs without improvement on the held-out part; None runs all epochs.
+        patience: stop after this many epochs without improvement on the held-out part; None runs all epochs, since the
+            one-cycle rate needs its end, and still keeps the best.
         missing: "error" refuses NaN and names the place; "mask" feeds zeros and a channel that marks them.
         random_state: of the weights, the split and the order of the batches.
         device: where to train and predict.
@@ -109,6 +110,8 @@ class SeriesEstimator(BaseEstimator):
     """
 
     _kind: ClassVar[str]
+    _fewest: ClassVar[int] = 16
+    """The smallest batch size that "auto" takes."""
 
     def __init__(
         self,
@@ -125,7 +128,7 @@ class SeriesEstimator(BaseEstimator):
         learning_rate: float = 5e-3,
         weight_decay: float = 0.0,
         validation_fraction: float = 0.2,
-        patience: int | None = 100,
+        patience: int | None = None,
         missing: str = "error",
         random_state: Any = None,
         device: str = "cpu",
@@ -161,6 +164,10 @@ class SeriesEstimator(BaseEstimator):
     def _split(self, series: Series, targets: np.ndarray) -> ArraySplit:
         """Return standardised series with their targets, as the training loop reads them."""
         raise NotImplementedError
+
+    def _span(self, series: Series) -> float:
+        """Return the length over which the model must remember: it sets dt."""
+        return float(series.lengths.mean())
 
     def _loss(self, targets: np.ndarray) -> Loss:
         return squared_error
@@ -273,7 +280,7 @@ class SeriesEstimator(BaseEstimator):
         options = dict(self.cell_options or {})
         self.dt_: float | None = None
         if self.cell in CELLS and "dt" in inspect.signature(CELLS[self.cell]).parameters:
-            self.dt_ = time_step(float(series.lengths.mean())) if self.dt == "auto" else float(self.dt)
+            self.dt_ = time_step(self._span(series)) if self.dt == "auto" else float(self.dt)
             options["dt"] = self.dt_
         elif self.dt != "auto":
             raise ValueError(
@@ -319,7 +326,9 @@ class SeriesEstimator(BaseEstimator):
             train if valid is None else valid,
             loss=self._loss(targets),
             metric=_Last(metric.each, float, True) if valid is None else metric,
-            batch_size=min(128, max(16, len(train) // 20)) if self.batch_size == "auto" else int(self.batch_size),
+            batch_size=min(128, max(self._fewest, len(train) // 20))
+            if self.batch_size == "auto"
+            else int(self.batch_size),
             epochs=done + 1 if one_more else int(self.epochs),
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,

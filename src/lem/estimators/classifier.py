@@ -57,7 +57,7 @@ class LEMClassifier(ClassifierMixin, SeriesEstimator):
         learning_rate: float = 5e-3,
         weight_decay: float = 0.0,
         validation_fraction: float = 0.2,
-        patience: int | None = 100,
+        patience: int | None = None,
         class_weight: Any = None,
         missing: str = "error",
         random_state: Any = None,

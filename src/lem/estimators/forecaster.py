@@ -26,6 +26,7 @@ class LEMForecaster(SeriesEstimator):
     """
 
     _kind = "forecaster"
+    _fewest = 8  # one series gives few pieces, each with an answer at every step
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class LEMForecaster(SeriesEstimator):
         learning_rate: float = 5e-3,
         weight_decay: float = 0.0,
         validation_fraction: float = 0.2,
-        patience: int | None = 100,
+        patience: int | None = None,
         horizon: int = 1,
         window: int = 200,
         missing: str = "error",
@@ -99,6 +100,9 @@ class LEMForecaster(SeriesEstimator):
             )
         return series, np.zeros(len(series.lengths))
 
+    def _span(self, series: Series) -> float:
+        return min(float(series.lengths.mean()), float(self.window))
+
     def _targets(self, y: Any, first: bool) -> np.ndarray:
         return np.empty(0)
 
@@ -135,7 +139,7 @@ class LEMForecaster(SeriesEstimator):
         pieces = [
             values[start : min(start + self.window + h, length)]
             for values, length in zip(series.values, series.lengths)
-            for start in range(0, max(length - h - self.window // 2, 1), max(self.window // 2, 1))
+            for start in range(0, max(length - h - self.window // 2, 1), max(self.window // 8, 1))
         ]
         longest = max(len(piece) for piece in pieces) - h
         values = np.zeros((len(pieces), longest, k))
