@@ -9,7 +9,7 @@ import pytest
 
 from lem.cli import main
 from lem.experiment import load_recipe
-from lem.tune import Study, open_storage, study_figure
+from lem.tune import Study, open_storage, serve, study_figure
 
 SMALL = {
     "task.length": 6,
@@ -102,6 +102,9 @@ def test_a_place_filled_twice_at_once_is_done_once(tmp_path):
         two.study.enqueue_trial({}, user_attrs={"place": place})
     claimed = [one.claim(), two.claim(), one.claim()]
     assert claimed[2] is None
+    assert len(one.all_trials()) == 2
+    one.fill()
+    assert not one.all_trials("WAITING")
     assert sorted(trial.user_attrs["place"] for trial in claimed[:2]) == [0, 1]
 
 
@@ -140,9 +143,7 @@ def _work(url, runs):
 
 
 def _serve(url, port):
-    import optuna
-
-    optuna.storages.run_grpc_proxy_server(open_storage(url), host="localhost", port=port)
+    serve(open_storage(url), "localhost", port)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import csv
 import io
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,9 @@ def open_storage(url: str) -> Any:
             return optuna.storages.JournalStorage(backend)
         if url.startswith("grpc://"):
             host, _, port = url.removeprefix("grpc://").partition(":")
-            proxy = optuna.storages.GrpcStorageProxy(host=host, port=int(port or 13000))
-            proxy.wait_server_ready(timeout=10)
+            with warnings.catch_warnings(category=optuna.exceptions.ExperimentalWarning, action="ignore"):
+                proxy = optuna.storages.GrpcStorageProxy(host=host, port=int(port or 13000))
+            proxy.wait_server_ready(timeout=20)
             return proxy
         return optuna.storages.RDBStorage(url)
     except Exception as error:  # every kind of storage fails in its own way
@@ -47,6 +49,13 @@ def open_storage(url: str) -> Any:
         raise ConnectionError(
             f"`storage` must be a file, grpc://host:port or a data base that can be reached; got {url!r}: {reason}."
         ) from error
+
+
+def serve(storage: Any, host: str, port: int) -> None:
+    """Offer a storage to other machines as grpc://host:port, until the process is ended."""
+    optuna = _optuna()
+    with warnings.catch_warnings(category=optuna.exceptions.ExperimentalWarning, action="ignore"):
+        optuna.storages.run_grpc_proxy_server(storage, host=host, port=port)
 
 
 class Study:
@@ -103,9 +112,10 @@ class Study:
     # --- the places and who works on them -------------------------------------------------------------------------
 
     def all_trials(self, *states: str) -> list[Any]:
-        """Return the trials in the given states, or all, as they stand in the storage."""
+        """Return the trials in the given states, or all, as they stand in the storage; without those dropped."""
         kinds = tuple(_optuna().trial.TrialState[state] for state in states) or None
-        return list(self.study.get_trials(deepcopy=False, states=kinds))
+        found = self.study.get_trials(deepcopy=False, states=kinds)
+        return [trial for trial in found if not trial.user_attrs.get("dropped")]
 
     def done(self) -> list[Any]:
         """Return the trials that ended by themselves, one a place."""
@@ -139,6 +149,7 @@ class Study:
             place = waiting.user_attrs["place"]
             same = [t for t in self.all_trials() if t.user_attrs.get("place") == place and t.state.name != "FAIL"]
             if any(other.number < waiting.number for other in same):
+                self.storage.set_trial_user_attr(self._id(waiting), "dropped", True)
                 self._set(waiting, "FAIL")  # two workers filled one place at once
                 continue
             return optuna.Trial(self.study, self._id(waiting))

@@ -43,7 +43,7 @@ def run_all(commands: list[list[str]], jobs: int) -> Iterator[tuple[int, int, st
                     yield which, process.returncode, said(output)
             time.sleep(0.1)
     finally:
-        stop([process for process, _ in running.values()])
+        stop(list(running.values()))
 
 
 def said(output: Any) -> str:
@@ -53,13 +53,14 @@ def said(output: Any) -> str:
         return str(output.read())
 
 
-def stop(processes: list[subprocess.Popen[str]]) -> None:
-    """Let processes end with a checkpoint."""
-    for process in processes:
+def stop(started: list[tuple[subprocess.Popen[str], Any]]) -> None:
+    """Let processes end with a checkpoint, and close their outputs."""
+    for process, _ in started:
         if process.poll() is None:
             process.terminate()
-    for process in processes:
+    for process, output in started:
         process.wait()
+        output.close()
 
 
 def as_words(overrides: dict[str, Any]) -> list[str]:

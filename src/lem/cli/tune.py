@@ -102,6 +102,7 @@ def _workers(options: argparse.Namespace, study: tune.Study) -> int:
     for name in ("trials", "study", "sampler", "seed", "grace", "runs", *(["storage"] if options.storage else [])):
         words += [f"--{name}", str(getattr(options, name))]
     words += ["--prune"] if options.prune else []
+    study.fill()  # before there are several that could do it at once
     seen = {trial.number for trial in study.done()}
     if seen:
         print(f"{len(seen)} of {options.trials} trials were done before", flush=True)
@@ -134,17 +135,13 @@ def _workers(options: argparse.Namespace, study: tune.Study) -> int:
                     workers[place] = processes.start(words, environment)
             time.sleep(0.2)
     finally:
-        processes.stop([worker for worker, _ in workers])
-        for _, output in workers:
-            output.close()
+        processes.stop(workers)
 
 
 def _serve(storage: Any, address: str) -> int:
-    import optuna
-
     match = re.fullmatch(r"(.*):(\d+)", address)
     if match is None:
         raise ValueError(f"--serve must be HOST:PORT; got {address!r}.")
     print(f"serving the storage at grpc://{address}", flush=True)
-    optuna.storages.run_grpc_proxy_server(storage, host=match[1], port=int(match[2]))
+    tune.serve(storage, match[1], int(match[2]))
     return 0
