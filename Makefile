@@ -4,7 +4,7 @@ BIN := .venv/bin
 SETUP := .venv/.ready
 SOURCES := src tests tools
 
-.PHONY: setup demo test test-slow check check-all lint types imports size docs
+.PHONY: setup demo test test-slow check check-all lint types imports size docs bench native-test
 
 setup: $(SETUP)
 
@@ -43,4 +43,12 @@ docs: $(SETUP)  ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-check-all: check test-slow docs
+bench: $(SETUP)  ## speed and memory beside nn.LSTM, nn.GRU and the loop: table and JSON
+	$(BIN)/lem bench --also memory lengths odd growth streaming --json benchmarks/results/bench.json
+
+native-test: $(SETUP)  ## the stand-alone C++ test: every target, then again under the sanitizers
+	cmake -S . -B build/test -DLEM_TESTS=ON > /dev/null && cmake --build build/test --target test_lem && build/test/test_lem
+	cmake -S . -B build/sanitize -DLEM_TESTS=ON -DLEM_SANITIZE=ON > /dev/null && cmake --build build/sanitize --target test_lem
+	ASAN_OPTIONS=detect_leaks=0 build/sanitize/test_lem quick
+
+check-all: check test-slow native-test docs

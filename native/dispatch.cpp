@@ -13,13 +13,15 @@
 
 namespace {
 
-constexpr const lem_target* targets[] = {
-    &lem_target_scalar, &lem_target_baseline,
+enum needs { nothing, avx2, avx512 };
+
+constexpr struct { const lem_target* target; needs what; } targets[] = {
+    {&lem_target_scalar, nothing}, {&lem_target_baseline, nothing},
 #if defined(LEM_X86)
-    &lem_target_avx2, &lem_target_avx512,
+    {&lem_target_avx2, avx2}, {&lem_target_avx512, avx512},
 #endif
 #if defined(LEM_TEST_TARGETS)
-    &lem_target_wide,
+    {&lem_target_wide, avx2},
 #endif
 };
 constexpr int64_t target_count = sizeof(targets) / sizeof(*targets);
@@ -28,10 +30,11 @@ bool supported(int64_t index) {
     if (index < 0 || index >= target_count) return false;
 #if defined(LEM_X86)
     __builtin_cpu_init();
-    if (targets[index] == &lem_target_avx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (targets[index] == &lem_target_avx512)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma");
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (targets[index].what == avx2) return has_avx2;
+    if (targets[index].what == avx512)
+        return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
 #endif
     return true;
 }
@@ -49,7 +52,7 @@ int64_t chosen = -1;  // set once by lem_target_choose or by the first call
 
 const lem_target& target() {
     if (chosen < 0) chosen = best();
-    return *targets[chosen];
+    return *targets[chosen].target;
 }
 
 // In front of what forward keeps: backward must meet the same rows in the same order.
@@ -215,10 +218,10 @@ int64_t lem_step(const lem_problem* p, const void* packed) {
     return LEM_OK;
 }
 
-const char* lem_target_name(int64_t index) { return index >= 0 && index < target_count ? targets[index]->name : nullptr; }
+const char* lem_target_name(int64_t index) { return index >= 0 && index < target_count ? targets[index].target->name : nullptr; }
 int64_t lem_target_supported(int64_t index) { return supported(index); }
 int64_t lem_target_vector_bytes(int64_t index) {
-    return index >= 0 && index < target_count ? targets[index]->vector_bytes : 0;
+    return index >= 0 && index < target_count ? targets[index].target->vector_bytes : 0;
 }
 int64_t lem_target_choose(int64_t index) {
     if (!supported(index)) return LEM_BAD_PROBLEM;
@@ -232,7 +235,7 @@ int64_t lem_target_chosen() {
 
 double lem_peak(int64_t item_bytes, int64_t threads) {
     double rate = 0.0;
-    for (int i = 0; i < 5; ++i) {
+    for (int i = 0; i < 60; ++i) {  // short and often: on a busy machine a long run would be interrupted
         const auto start = std::chrono::steady_clock::now();
         const double flops = target().peak(item_bytes == 8, threads < 1 ? 1 : threads);
         rate = std::max(rate, flops / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / 1e9);

@@ -894,7 +894,7 @@ template <class T> void step_of(const lem_problem& p, const lem_plan& plan, cons
 
 template <class T> double peak_of(ptrdiff_t threads) {
     constexpr int rows = tile_rows<3>();
-    constexpr ptrdiff_t L = simd<T>::lanes, k = 128, times = 20000;
+    constexpr ptrdiff_t L = simd<T>::lanes, k = 128, times = 2000;
     parallel(threads, [&](ptrdiff_t) {
         alignas(64) T x[rows * L * (k / L)] = {}, w[k * 3 * L] = {}, acc[rows * 3 * L] = {};
         const span<T> s = {x, k, rows * L};

@@ -7,9 +7,9 @@ import warnings
 from typing import Any
 
 import lem
-from lem.cli import analysis, doctor, fetch, model, report, series, sweep, train, tune
+from lem.cli import analysis, bench, doctor, fetch, model, report, series, sweep, train, tune
 
-TOPICS = (train, sweep, tune, fetch, model, report, analysis, doctor, series)
+TOPICS = (train, sweep, tune, fetch, model, report, analysis, doctor, series, bench)
 """Each has a function `add(commands)`, which adds its commands with `commands.add_parser`.
 
 A command is a function of the parsed options that returns the exit status, set by `set_defaults(command=...)`; with
