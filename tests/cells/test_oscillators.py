@@ -23,9 +23,7 @@ def radius(dt, gamma, epsilon):
         for p in cell.parameters():
             p.zero_()
     images = [
-        cell.step(
-            torch.zeros(1, 1, dtype=torch.float64), cell.state_type(*torch.tensor([[[y]], [[z]]], dtype=torch.float64))
-        )
+        cell(torch.zeros(1, 1, dtype=torch.float64), torch.tensor([[[y]], [[z]]], dtype=torch.float64).unbind())
         for y, z in ((1.0, 0.0), (0.0, 1.0))
     ]
     matrix = torch.tensor([[field.item() for field in image] for image in images], dtype=torch.float64)

@@ -212,8 +212,8 @@ def test_nrde_is_its_transcription(depth, window, solver):
 
 
 class PositionFromTheOldVelocity(CoRNNCell):
-    def step(self, x, state, *prepared):
-        _, z = super().step(x, state)
+    def pointwise(self, a, state, *rest):
+        _, z = super().pointwise(a, state)
         return self.state_type(state[0] + self.dt * state[1], z)
 
 

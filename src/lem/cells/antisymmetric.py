@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lem.cells.base import Cell, Hidden, State, within
+from lem.cells.base import Hidden, State, within
+from lem.cells.pointwise import PointwiseCell
 from lem.cells.skew import free_numbers, skew_matrix
 from lem.shapes import Float
 
 
-class AntisymmetricCell(Cell):
+class AntisymmetricCell(PointwiseCell):
     """AntisymmetricRNN, one step: Chang, Chen, Haber and Chi (ICLR 2019).
 
         K = W - W^T - gamma I                                      with eigenvalues of real part -gamma
@@ -68,21 +69,21 @@ class AntisymmetricCell(Cell):
                 self.bias.zero_()
 
     def prepare(self, batch: int) -> tuple[Tensor, ...]:
-        """Build K."""
+        """Build K, once for each gate."""
         d = self.hidden_size
         eye = torch.eye(d, device=self.skew.device, dtype=self.skew.dtype)
-        return (skew_matrix(self.skew, d) - self.gamma * eye,)
+        K = skew_matrix(self.skew, d) - self.gamma * eye
+        return (torch.cat((K, K)).T if self.gated else K.T,)
 
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u + b."""
         return functional.linear(u, self.weight_u, self.bias)
 
-    def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Tensor) -> State:
+    def pointwise(self, a: Float[Tensor, "*batch k"], state: State, *rest: Tensor) -> State:
         """Advance h by one Euler step."""
-        (h,), (K,) = state, prepared
-        x_h, *x_g = x.chunk(2 if self.gated else 1, dim=-1)
-        recurrent = functional.linear(h, K)
-        increment = torch.tanh(recurrent + x_h)
+        (h,) = state
+        a_h, *a_g = a.chunk(2 if self.gated else 1, dim=-1)
+        increment = torch.tanh(a_h)
         if self.gated:
-            increment = torch.sigmoid(recurrent + x_g[0]) * increment
+            increment = torch.sigmoid(a_g[0]) * increment
         return Hidden(h + self.epsilon * increment)

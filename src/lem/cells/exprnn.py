@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lem.cells.base import Cell, Hidden, State, within
+from lem.cells.base import Hidden, State, within
+from lem.cells.pointwise import PointwiseCell
 from lem.cells.skew import free_numbers, initial_rotations, modrelu, orthogonal_matrix
 from lem.shapes import Float
 
 
-class ExpRNNCell(Cell):
+class ExpRNNCell(PointwiseCell):
     """expRNN (Lezcano-Casado and Martinez-Rubio, ICML 2019) and DTRIV (Lezcano-Casado, NeurIPS 2019), one step.
 
         W = B exp(A - A^T)                     orthogonal
@@ -97,17 +98,16 @@ class ExpRNNCell(Cell):
         return orthogonal_matrix(self.skew, self.hidden_size, self.base)
 
     def prepare(self, batch: int) -> tuple[Tensor, ...]:
-        """Build W."""
-        return (self.recurrent_matrix(),)
+        """Build W, transposed."""
+        return self.recurrent_matrix().T, self.bias
 
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u."""
         return functional.linear(u, self.weight_u, self.bias_u)
 
-    def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Tensor) -> State:
+    def pointwise(self, a: Float[Tensor, "*batch k"], state: State, *rest: Tensor) -> State:
         """Advance h."""
-        (h,), (W,) = state, prepared
-        return Hidden(modrelu(functional.linear(h, W) + x, self.bias))
+        return Hidden(modrelu(a, rest[0]))
 
     def param_groups(self, learning_rate: float) -> list[dict[str, Any]]:
         """Return A at its own, smaller rate, and the rest."""

@@ -4,11 +4,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lem.cells.base import Cell, Hidden, State
+from lem.cells.base import Hidden, State
+from lem.cells.pointwise import PointwiseCell
 from lem.shapes import Float
 
 
-class FastRNNCell(Cell):
+class FastRNNCell(PointwiseCell):
     """FastRNN, one step: Kusupati, Singh, Bhatia, Kumar, Jain and Varma (NeurIPS 2018).
 
         h = sigmoid(beta) h + sigmoid(alpha) tanh(W h + V u + b)          alpha, beta scalars
@@ -54,20 +55,20 @@ class FastRNNCell(Cell):
             self.beta.fill_(3.0)
 
     def prepare(self, batch: int) -> tuple[Tensor, ...]:
-        """Compute both weights of the sum."""
-        return torch.sigmoid(self.alpha), torch.sigmoid(self.beta)
+        """Transpose W; compute both weights of the sum."""
+        return self.weight_h.T, torch.sigmoid(self.alpha), torch.sigmoid(self.beta)
 
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u + b."""
         return functional.linear(u, self.weight_u, self.bias)
 
-    def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Tensor) -> State:
+    def pointwise(self, a: Float[Tensor, "*batch k"], state: State, *rest: Tensor) -> State:
         """Advance h."""
-        (h,), (new, old) = state, prepared
-        return Hidden(old * h + new * torch.tanh(x + functional.linear(h, self.weight_h)))
+        (h,), (new, old) = state, rest
+        return Hidden(old * h + new * torch.tanh(a))
 
 
-class FastGRNNCell(Cell):
+class FastGRNNCell(PointwiseCell):
     """FastGRNN, one step: Kusupati, Singh, Bhatia, Kumar, Jain and Varma (NeurIPS 2018).
 
         p = W h + V u                                                     shared by gate and candidate
@@ -115,17 +116,16 @@ class FastGRNNCell(Cell):
             self.nu.fill_(-4.0)
 
     def prepare(self, batch: int) -> tuple[Tensor, ...]:
-        """Compute both scalars."""
-        return torch.sigmoid(self.zeta), torch.sigmoid(self.nu)
+        """Transpose W; compute both scalars; part the bias."""
+        b_g, b_h = (self.zeta.new_zeros(2 * self.hidden_size) if self.bias is None else self.bias).chunk(2)
+        return self.weight_h.T, torch.sigmoid(self.zeta), torch.sigmoid(self.nu), b_g, b_h
 
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u; the two biases differ and are added in the step."""
         return functional.linear(u, self.weight_u)
 
-    def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Tensor) -> State:
+    def pointwise(self, a: Float[Tensor, "*batch k"], state: State, *rest: Tensor) -> State:
         """Advance h."""
-        (h,), (zeta, nu) = state, prepared
-        p = x + functional.linear(h, self.weight_h)
-        b_g, b_h = (0.0, 0.0) if self.bias is None else self.bias.chunk(2)
-        g = torch.sigmoid(p + b_g)
-        return Hidden((zeta * (1 - g) + nu) * torch.tanh(p + b_h) + g * h)
+        (h,), (zeta, nu, b_g, b_h) = state, rest
+        g = torch.sigmoid(a + b_g)
+        return Hidden((zeta * (1 - g) + nu) * torch.tanh(a + b_h) + g * h)

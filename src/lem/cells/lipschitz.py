@@ -75,10 +75,10 @@ class LipschitzCell(Cell):
                     p.uniform_(-bound, bound)
 
     def prepare(self, batch: int) -> tuple[Tensor, ...]:
-        """Build A and W."""
+        """Build A and W, transposed as the products of `step` want them."""
         eye = torch.eye(self.hidden_size, device=self.weight_a.device, dtype=self.weight_a.dtype)
         return tuple(
-            self.beta * (M - M.T) + (1.0 - self.beta) * (M + M.T) - self.gamma * eye
+            (self.beta * (M - M.T) + (1.0 - self.beta) * (M + M.T) - self.gamma * eye).T
             for M in (self.weight_a, self.weight_w)
         )
 
@@ -91,8 +91,9 @@ class LipschitzCell(Cell):
         (h,), (A, W) = state, prepared
 
         def F(h: Tensor) -> Tensor:  # noqa: N802
-            return functional.linear(h, A) + torch.tanh(functional.linear(h, W) + x)
+            return torch.addmm(torch.tanh(torch.addmm(x, h, W)), h, A)
 
         if self.solver == "midpoint":
-            return Hidden(h + self.epsilon * F(h + 0.5 * self.epsilon * F(h)))
-        return Hidden(h + self.epsilon * F(h))
+            half = torch.add(h, F(h), alpha=0.5 * self.epsilon)
+            return Hidden(torch.add(h, F(half), alpha=self.epsilon))
+        return Hidden(torch.add(h, F(h), alpha=self.epsilon))

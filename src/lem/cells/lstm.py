@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lem.cells.base import Cell, State, within
+from lem.cells.base import State, within
+from lem.cells.pointwise import PointwiseCell
 from lem.cells.torch_kernels import run_kernel
 from lem.shapes import Float, Int
 
@@ -19,7 +20,7 @@ class LSTMState(NamedTuple):
     c: Tensor
 
 
-class LSTMCell(Cell):
+class LSTMCell(PointwiseCell):
     """Long short-term memory, one step: Hochreiter and Schmidhuber (1997) with the forget gate of Gers et al. (2000).
 
         i, f, o = sigmoid(W h + V u + b)          each with its own W, V, b
@@ -96,10 +97,14 @@ class LSTMCell(Cell):
         bias = self.bias if self.bias_h is None or self.bias is None else self.bias + self.bias_h
         return functional.linear(u, self.weight_u, bias)
 
-    def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Tensor) -> State:
+    def prepare(self, batch: int) -> tuple[Tensor, ...]:
+        """Transpose W."""
+        return (self.weight_h.T,)
+
+    def pointwise(self, a: Float[Tensor, "*batch k"], state: State, *rest: Tensor) -> State:
         """Advance (h, c)."""
-        h, c = state
-        i, f, g, o = (x + functional.linear(h, self.weight_h)).chunk(4, dim=-1)
+        c = state[1]
+        i, f, g, o = a.chunk(4, dim=-1)
         keep, write = self.forget_scale * torch.sigmoid(f), self.input_scale * torch.sigmoid(i)
         c = keep * c + write * torch.tanh(g)
         return LSTMState(torch.sigmoid(o) * torch.tanh(c), c)
