@@ -1,7 +1,7 @@
 #!/bin/sh
 # Train all models of a comparison, JOBS at a time, and draw or publish what came out; finished runs are kept.
 #   tools/compare.sh fitzhugh_nagumo [JOBS]   seven models, three seeds each, published to results/
-#   tools/compare.sh adding [JOBS]            every model on 200 steps, one figure
+#   tools/compare.sh adding [JOBS]            every model on 200 steps, 1,500 updates, one figure
 set -e
 lem=$(dirname "$0")/../.venv/bin/lem
 jobs=${2:-1}

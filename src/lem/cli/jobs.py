@@ -12,13 +12,16 @@ from lem.recipe import toml_value
 
 
 def share_cores(jobs: int) -> dict[str, str]:
-    """Return the environment for one of so many processes; warn where there are more of them than cores."""
+    """Return the environment for one of so many processes; warn where there are more of them than cores.
+
+    A thread count that the user has set stands.
+    """
     cores = os.cpu_count() or 1
     if jobs < 1:
         raise ValueError(f"--jobs must be a positive integer; got {jobs}.")
     if jobs > cores:
         print(f"lem: warning: --jobs {jobs} is more than the {cores} cores of this machine.", file=sys.stderr)
-    return {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // jobs))}
+    return {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}
 
 
 def start(words: list[str], environment: dict[str, str]) -> tuple[subprocess.Popen[str], Any]:
