@@ -256,7 +256,9 @@ class Scales:
                 log.plot(g, exponential, "C1--", label=f"exponential, distance {tail.exponential_distance:.3f}")
                 log.legend(frameon=False, fontsize=7)
             log.set(xscale="log", yscale="log", xlabel=gate.name, ylabel="density")
-            log.set(xlim=(gate.log.quantile(0.001) / 2, 2.1), ylim=(density[filled].min(initial=1.0) / 3, None))
+            left = gate.log.quantile(0.001) / 2
+            seen = density[filled & (gate.log.edges[1:] > left)]
+            log.set(xlim=(left, 2.1), ylim=(seen.min() / 3, seen.max() * 3))
             log.set_title(f"slow tail: {tail.verdict if tail else 'none'}", fontsize=9)
 
             order = [unit for unit, _ in self.ranking(k)]
