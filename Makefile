@@ -4,7 +4,7 @@ BIN := .venv/bin
 SETUP := .venv/.ready
 SOURCES := src tests tools
 
-.PHONY: setup demo test test-slow check check-all lint types imports size docs bench native-test
+.PHONY: setup demo test test-slow check check-all lint types imports size docs bench native-test native-aarch64 dist wheel-test fuzz
 
 setup: $(SETUP)
 
@@ -51,4 +51,22 @@ native-test: $(SETUP)  ## the stand-alone C++ test: every target, then again und
 	cmake -S . -B build/sanitize -DLEM_TESTS=ON -DLEM_SANITIZE=ON > /dev/null && cmake --build build/sanitize --target test_lem
 	ASAN_OPTIONS=detect_leaks=0 build/sanitize/test_lem quick
 
-check-all: check test-slow native-test docs
+native-aarch64:  ## the C++ test for aarch64, emulated; Debian: apt install g++-aarch64-linux-gnu qemu-user
+	cmake -S . -B build/aarch64 -DLEM_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > /dev/null && cmake --build build/aarch64
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/test_lem quick
+
+dist: $(SETUP)  ## sdist, and from it the wheel, into dist/: built in an environment of its own, without torch
+	@rm -rf dist && mkdir -p build
+	$(BIN)/python -m build --outdir dist . > build/dist.log 2>&1 || { cat build/dist.log; exit 1; }
+	@ls dist/*
+
+wheel-test: dist  ## install what was built as a stranger would, and use it; QUICK=--quick leaves out the sdist
+	$(BIN)/python tools/try_package.py dist $(QUICK)
+
+fuzz: $(SETUP)  ## every reader under coverage-guided fuzzing, RUNS inputs each
+	@$(BIN)/python -c "import atheris" 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt atheris
+	$(BIN)/python tools/fuzz.py --runs $(or $(RUNS),4000)
+
+check-all: check test-slow native-test docs wheel-test fuzz

@@ -16,6 +16,7 @@ from torch import nn
 from lem import LEMCell
 from lem.analysis import bounds, certificate, construct, relations, timescales
 from lem.cells import LEMState
+from lem.extras import pyplot
 
 IMAGES = Path(__file__).parent / "images"
 torch.set_default_dtype(torch.float64)
@@ -44,7 +45,7 @@ def adding(steps, rows, seed=0):
 def save(figure, name):
     IMAGES.mkdir(exist_ok=True)
     figure.savefig(IMAGES / name, dpi=130)
-    certificate.pyplot().close(figure)
+    pyplot().close(figure)
     print(IMAGES / name)
 
 
@@ -56,7 +57,7 @@ def make_certificate():
     print(found)
     print(certificate.advise_dt(2000, cell(2, 128), adding(2000, 8)))
     found.plot(IMAGES / "certificate.png")
-    plt = certificate.pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     for dt, color in ((1.0, "C3"), (0.0242, "C0"), (0.0022, "C2")):
         found = certificate.certify(cell(2, 128, dt=dt), adding(2000, 8))
@@ -71,7 +72,7 @@ def make_certificate():
 
 def make_rates():
     """The decay rate of untrained gradients: the constants of the adviser."""
-    plt = certificate.pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     kinds = {
         "constant zero": lambda n, m: torch.zeros(n, 4, m),
@@ -102,7 +103,7 @@ def make_rates():
 def make_tail():
     """Gates whose law is known: what the fit says of them."""
     generator = np.random.default_rng(0)
-    plt = certificate.pyplot()
+    plt = pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(8.4, 3.3), layout="constrained", sharey=True)
     for axes, law in zip(panels, ("power law", "exponential")):
         u = generator.random(400_000)
@@ -148,7 +149,7 @@ def two_scale_results():
 
 
 def make_constructions():
-    plt = certificate.pyplot()
+    plt = pyplot()
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10.5, 3.2), layout="constrained")
     widths = (20, 40, 80, 160, 320)
     built = [construct.universal(MAPS["f"], MAPS["o"], 2, 1, width, 2.0) for width in widths]
@@ -177,7 +178,7 @@ def make_constructions():
 
 
 def make_ode():
-    plt = certificate.pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
     steps = [40, 80, 160, 320, 640]
     errors = relations.ode_errors(cell(2, 5), lambda t: torch.tensor([[math.sin(t), math.cos(0.7 * t)]]), 5.0, steps)

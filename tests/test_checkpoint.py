@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from lem.checkpoint import load_tree, save_tree, write_atomically
 
@@ -45,3 +46,30 @@ def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
         write_atomically(file, b"new")
     assert file.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_every_flipped_bit_is_noticed_or_harmless(tmp_path):
+    """Harmless: in the name of the checksum itself, which leaves a file from before there was one, content intact."""
+    file = tmp_path / "x.ckpt"
+    tree = {"a": torch.arange(20.0), "b": {"c": 1.5, "d": [torch.tensor(True), "text"]}}
+    save_tree(file, tree)
+    content, passed = file.read_bytes(), []
+    for place in range(len(content)):
+        broken = bytearray(content)
+        broken[place] ^= 1 << (place % 8)
+        file.write_bytes(bytes(broken))
+        try:
+            back = load_tree(file)
+        except ValueError:
+            continue
+        passed.append(place)
+        assert torch.equal(back["a"], tree["a"])
+        assert back["b"]["c"] == 1.5
+        assert back["b"]["d"][1] == "text"
+    assert len(passed) <= len("sha256")
+
+
+def test_a_checkpoint_from_before_there_was_a_checksum_is_read(tmp_path):
+    file = tmp_path / "x.ckpt"
+    file.write_bytes(save({"0": torch.ones(2)}, metadata={"tree": '{"a": {"__tensor__": "0"}}'}))
+    assert load_tree(file)["a"].tolist() == [1.0, 1.0]

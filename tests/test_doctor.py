@@ -9,6 +9,7 @@ import pytest
 from lem import LEMCell, doctor, native
 from lem.cells import LEMState
 from lem.cli import main
+from lem.extras import EXTRAS
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def test_this_machine_is_well(report):
 
 def test_every_extra_is_looked_for():
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-    assert set(doctor.EXTRAS) == set(project["optional-dependencies"]) - {"all", "dev", "docs"}
+    assert set(EXTRAS) == set(project["optional-dependencies"]) - {"all", "dev", "docs"}
 
 
 def test_the_report_is_plain_data(report):

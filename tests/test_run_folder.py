@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lem.checkpoint import load_tree, save_tree
-from lem.experiment import RunFolder, resume, run
+from lem.experiment import RunFolder, evaluate_run, resume, run
 from tests.runs import assert_same_run, tiny
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -90,6 +90,26 @@ def truncated(place, whole, runs):
         folder, _ = run(tiny(train__checkpoint_minutes=0.0), 3, runs)
     assert_same_run(folder, whole[0])
     assert "last.ckpt is not a complete checkpoint" in folder.result()["notes"][0]
+
+
+def test_a_flipped_bit_in_a_weight_is_noticed_and_the_checkpoint_before_is_used(whole, tmp_path):
+    last = stopped_after(7, tmp_path).path / "last.ckpt"
+    content = bytearray(last.read_bytes())
+    content[-3] ^= 1
+    last.write_bytes(bytes(content))
+    with pytest.warns(UserWarning, match=r"does not match its checksum.*the checkpoint before it is used"):
+        folder, _ = run(tiny(train__checkpoint_minutes=0.0), 3, tmp_path)
+    assert_same_run(folder, whole[0])
+
+
+def test_damaged_best_weights_are_refused(tmp_path):
+    folder, _ = run(tiny(), 3, tmp_path)
+    best = folder.path / "best.safetensors"
+    content = bytearray(best.read_bytes())
+    content[-3] ^= 1
+    best.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match="does not match its checksum"):
+        evaluate_run(folder)
 
 
 def test_with_both_checkpoints_damaged_the_run_starts_again_and_says_so(whole, tmp_path):

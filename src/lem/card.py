@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from lem.experiment import environment
+from lem.extras import pyplot
 from lem.predictor import Predictor
 from lem.report import duration
 
@@ -44,10 +45,8 @@ def _answers(predictor: Predictor) -> str:
 
 def picture(path: Path, history: list[dict[str, Any]], best: int, truth: Any, answer: Any) -> Path:
     """Draw the learning curve, and answers against the truth: a confusion matrix for labels, points for numbers."""
-    from lem.report import load_pyplot
-
-    pyplot = load_pyplot()
-    chart, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    plt = pyplot()
+    chart, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     epochs = [record["epoch"] for record in history]
     left.plot(epochs, [record["loss"] for record in history], color="0.25", linewidth=1, label="training loss")
     left.plot(epochs, [record["valid"] for record in history], linewidth=1, label="validation")
@@ -66,7 +65,7 @@ def picture(path: Path, history: list[dict[str, Any]], best: int, truth: Any, an
     else:
         right.axis("off")
     chart.savefig(path, dpi=150)
-    pyplot.close(chart)
+    plt.close(chart)
     return path
 
 

@@ -114,6 +114,16 @@ class ArraySplit:
         return self._order[1]
 
 
+def check_padding(lengths: list[int], channels: int) -> None:
+    """Refuse to pad many short series to one long one, where that takes a gigabyte and fifty times what there is."""
+    padded, held = len(lengths) * max(lengths) * channels, sum(lengths) * channels
+    if padded > max(1 << 27, 50 * held):
+        raise DataError(
+            f"Series must be of comparable lengths, since all are padded to the longest; got {len(lengths)} series of "
+            f"up to {max(lengths)} steps and {sum(lengths) / len(lengths):.0f} on average. Cut the longest into parts."
+        )
+
+
 def rows(batch: Batch, part: int, parts: int) -> Batch:
     """Return the rows of a batch that fall to one of several equal parts, which may be empty."""
     if parts == 1:

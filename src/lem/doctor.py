@@ -21,21 +21,13 @@ from lem.cells import Cell, LEMCell
 from lem.checkpoint import load_tree, save_tree
 from lem.data import ArraySplit
 from lem.experiment import environment
+from lem.extras import EXTRAS
 from lem.model import SequenceModel
 from lem.recurrent import LEM
 from lem.tasks import SOURCES
 from lem.tasks.fetch import data_folder
 from lem.train import fit
 
-EXTRAS = {
-    "data": ("scipy", "pyarrow"),
-    "plot": ("matplotlib",),
-    "sklearn": ("sklearn",),
-    "tune": ("optuna", "grpc"),
-    "audio": ("librosa",),
-    "export": ("onnx", "onnxruntime", "onnxscript"),
-    "track": ("tensorboard",),
-}
 # How far a backend may be from the float64 loop: rounding over 200 steps, ten times the worst seen.
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5}
 SHAPES = ((1000, 32, 1, 16), (400, 64, 2, 128), (4000, 8, 6, 32))
@@ -92,7 +84,8 @@ def _checks() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "streaming", _streaming
     yield "resume", _resume
     yield "checkpoint files", _files
-    yield "torch.export with a free time axis", _export
+    if _kernel()["targets"]:  # the loop is written out step by step: its export has a fixed length
+        yield "torch.export with a free time axis", _export
 
 
 def _agreement(backend: str, dtype: torch.dtype) -> str:
@@ -232,8 +225,8 @@ def _advice(report: dict[str, Any]) -> Iterator[str]:
     if report["kernel"]["backend"] != "native":
         yield (
             f"LEM runs on the Python loop: {report['kernel']['why']}. The results are right, but slower by one to two "
-            "orders of magnitude. With a C++ compiler at hand, `pip install --force-reinstall --no-deps .` builds the "
-            "kernel."
+            "orders of magnitude, and an export has a fixed length. With a C++ compiler at hand, "
+            "`pip install --force-reinstall --no-deps --no-cache-dir .` builds the kernel."
         )
     slow = [row for row in report["speed"] if row["times_lstm"] < 1.0 and report["kernel"]["backend"] == "native"]
     for row in slow:

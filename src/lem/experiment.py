@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from lem.model import SequenceModel
 from lem.parallel import ALONE, Processes
@@ -193,12 +192,10 @@ def _result(
 def load_run(folder: RunFolder) -> tuple[Task, SequenceModel]:
     """Return the task of a run and its model with the weights of the best epoch."""
     recipe = folder.recipe()
-    weights = folder.path / "best.safetensors"
-    if not weights.is_file():
-        raise ValueError(f"Run {folder.path} must have best weights to be evaluated; got none: train it first.")
+    weights = folder.load_best()
     task = build_task(recipe)
     model = build_model(recipe, task, seed=0)
-    model.load_state_dict(load_file(weights))
+    model.load_state_dict(weights)
     return task, model
 
 

@@ -86,11 +86,15 @@ def load_recipe(name: str, overrides: dict[str, Any] | None = None) -> Recipe:
                 f"`recipe` must be a TOML file or one of {', '.join(known)}; got {name!r}.{nearest(name, known)}"
             )
         name = "/".join(path.with_suffix("").parts[-2:])
+    return check_recipe(name, _overridden(read_toml(path), overrides or {}))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read the tables of a TOML file."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"Recipe {path} must be valid TOML; got: {error}.") from error
-    return check_recipe(name, _overridden(tables, overrides or {}))
 
 
 def with_values(recipe: Recipe, overrides: dict[str, Any]) -> Recipe:
@@ -108,8 +112,10 @@ def _overridden(tables: dict[str, Any], overrides: dict[str, Any]) -> dict[str, 
     return tables
 
 
-def check_recipe(name: str, tables: dict[str, Any]) -> Recipe:
+def check_recipe(name: str, tables: Any) -> Recipe:
     """Return the tables of a TOML file as a recipe, or say what is wrong with them."""
+    if not isinstance(tables, dict):
+        raise ValueError(f"Recipe {name} must be made of sections; got {tables!r}.")
     for section, table in tables.items():
         if section not in SECTIONS:
             raise ValueError(
@@ -205,12 +211,12 @@ def refuse_fixed(recipe: Recipe, section: str, overrides: dict[str, Any]) -> Non
 
 def _named(recipe: str, section: str, key: str, table: dict[str, Any], known: dict[str, Any]) -> str:
     value = table.get(key)
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ValueError(
             f"`{key}` in [{section}] of recipe {recipe} must be one of {', '.join(sorted(known))}; got {value!r}."
             f"{nearest(str(value), known)}"
         )
-    return str(value)
+    return value
 
 
 def _options(function: Callable[..., Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lem.extras import pyplot
 from lem.metrics import METRICS
 from lem.recipe import Recipe, differences, load_recipe, recipe_names
 from lem.run_folder import RunFolder
@@ -155,9 +156,9 @@ def learning_curve(folder: RunFolder, path: Path) -> Path:
 
 def draw_curves(group: Group, paths: list[Path]) -> list[Path]:
     """Draw training loss and validation metric over the epochs: the mean over the seeds, and all between as a band."""
-    pyplot = load_pyplot()
+    plt = pyplot()
     paper, judge, results = group.recipe.paper, METRICS[group.metric], group.results
-    chart, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    chart, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for axis, key, color in ((left, "loss", "0.25"), (right, "valid", "tab:blue")):
         series: dict[int, list[float]] = {}
         for folder in group.folders:
@@ -184,17 +185,5 @@ def draw_curves(group: Group, paths: list[Path]) -> list[Path]:
     chart.suptitle(f"{group.recipe.name}, seed{'s' if len(results) > 1 else ''} {seeds}", fontsize=11)
     for path in paths:
         chart.savefig(path, dpi=150)
-    pyplot.close(chart)
+    plt.close(chart)
     return paths
-
-
-def load_pyplot() -> Any:
-    """Return matplotlib's pyplot, drawing to files."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError("Figures need matplotlib: pip install 'long-expressive-memory[plot]'.") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot

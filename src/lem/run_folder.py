@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import subprocess
-import tomllib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +18,11 @@ from typing import Any
 import numpy
 import safetensors
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 import lem
-from lem.checkpoint import load_tree, save_tree, write_atomically
-from lem.recipe import Recipe, check_recipe, differences
+from lem.checkpoint import load_tensors, load_tree, save_tensors, save_tree, write_atomically
+from lem.recipe import Recipe, check_recipe, differences, read_toml
 
 FORMAT = 1
 """The format of checkpoints; raised when an older one can no longer be continued."""
@@ -52,33 +50,32 @@ class RunFolder:
 
     def result(self) -> dict[str, Any]:
         """Read the result of a finished run."""
-        result: dict[str, Any] = json.loads((self.path / "result.json").read_text())
-        return result
+        return _json(self.path / "result.json")
 
     def recipe(self) -> Recipe:
         """Read the run's resolved recipe."""
         file = self.path / "recipe.toml"
         if not file.is_file():
             raise ValueError(f"`run` must be a run folder with a recipe.toml; got {self.path}.")
-        text = file.read_text(encoding="utf-8")
-        name = text.partition("\n")[0].removeprefix("# ").removesuffix(", resolved")
-        return check_recipe(name, tomllib.loads(text))
+        tables = read_toml(file)
+        name = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").removesuffix(", resolved")
+        return check_recipe(name, tables)
 
     def environment(self) -> dict[str, Any]:
         """Read what the run was started on."""
         file = self.path / "env.json"
-        return dict(json.loads(file.read_text())) if file.is_file() else {}
+        return _json(file) if file.is_file() else {}
 
     def metrics(self) -> list[dict[str, Any]]:
         """Read the records of all evaluations; a last line torn by a kill is left out."""
         file = self.path / "metrics.jsonl"
-        text = file.read_text() if file.is_file() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
+        return [_object(line, file) for line in lines if line.endswith(b"\n")]
 
     def notes(self) -> list[str]:
         """Read what was noted of the run."""
         file = self.path / "notes.txt"
-        return file.read_text().splitlines() if file.is_file() else []
+        return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
 
     # --- writing: one process at a time, see `held` ---------------------------------------------------------------
 
@@ -143,7 +140,14 @@ class RunFolder:
 
     def save_best(self, weights: dict[str, Tensor]) -> None:
         """Keep the weights of the best validation epoch."""
-        write_atomically(self.path / "best.safetensors", save({k: v.clone() for k, v in weights.items()}))
+        save_tensors(self.path / "best.safetensors", weights)
+
+    def load_best(self) -> dict[str, Tensor]:
+        """Read the weights of the best validation epoch."""
+        file = self.path / "best.safetensors"
+        if not file.is_file():
+            raise ValueError(f"Run {self.path} must have best weights to be evaluated; got none: train it first.")
+        return load_tensors(file)[0]
 
     def load(self) -> dict[str, Any] | None:
         """Return the newest readable checkpoint, and bring the records back to where it stands."""
@@ -159,20 +163,24 @@ class RunFolder:
                 self.note(f"{error}; the checkpoint before it is used.")
         if state is None and found:
             self.note(f"No checkpoint of {self.path} can be read; the run starts from its beginning.")
-        if state is not None:
-            self._check(state.pop("about", {}))
-        records = state["progress"]["history"] if state else []
+        records = [] if state is None else self._check(state)
         write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in records).encode())
         return state
 
-    def _check(self, about: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another format, or of another recipe than the folder's."""
+    def _check(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """Refuse a checkpoint of another format, or of another recipe than the folder's; return its records."""
+        about, progress = state.pop("about", None), state.get("progress")
+        records = progress.get("history") if isinstance(progress, dict) else None
+        if not isinstance(about, dict) or not isinstance(records, list):
+            raise ValueError(f"The checkpoints of {self.path} must be those of a run; they hold something else.")
         if about.get("format") != FORMAT:
             raise ValueError(
                 f"A checkpoint of {self.path} must have format {FORMAT}, which version {lem.__version__} reads; got "
                 f"{about.get('format')} of version {about.get('lem')}. Continue with that version, or start a new run."
             )
-        self._refuse_changes(check_recipe(about["name"], about["recipe"]), self._started or self.recipe())
+        before = check_recipe(str(about.get("name")), about.get("recipe"))
+        self._refuse_changes(before, self._started or self.recipe())
+        return records
 
     def _refuse_changes(self, before: Recipe, now: Recipe) -> None:
         if changed := differences(before, now):
@@ -180,6 +188,21 @@ class RunFolder:
                 f"The recipe of {self.path} must be the one it was started with; got: {'; '.join(changed)}. "
                 "Restore its recipe.toml, or start a new run with the changed values."
             )
+
+
+def _json(file: Path) -> dict[str, Any]:
+    return _object(file.read_bytes(), file)
+
+
+def _object(text: bytes, file: Path) -> dict[str, Any]:
+    """Return a JSON object of a file; anything else is an error that names the file."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} must hold JSON; got: {error}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a JSON object; got a {type(content).__name__}.")
+    return content
 
 
 def environment() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lem.data import check_padding
 from lem.recurrent import nearest
 
 SHAPES = "(n, length), (n, channels, length) or a list of (channels, length) arrays"
@@ -89,6 +90,7 @@ def _from_list(X: Any, whose: str) -> Series:
             )
         arrays.append(array)
     lengths = np.array([array.shape[1] for array in arrays], dtype=np.int64)
+    check_padding(lengths.tolist(), arrays[0].shape[0])
     values = np.zeros((len(arrays), int(lengths.max()), arrays[0].shape[0]))
     for row, array in zip(values, arrays):
         row[: array.shape[1]] = array.T

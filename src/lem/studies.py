@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lem.analysis.certificate import Advice, Certificate, advise_dt, certify_layers, lem_cells, pyplot
+from lem.analysis.certificate import Advice, Certificate, advise_dt, certify_layers, lem_cells
 from lem.analysis.timescales import Scales, clip_ablation, time_scales
 from lem.cells import LEMCell
 from lem.data import Split
 from lem.experiment import Recipe, RunFolder, build_model
+from lem.extras import pyplot
 from lem.metrics import LOSSES, METRICS
 from lem.model import SequenceModel
 from lem.tasks import Task

@@ -7,12 +7,16 @@ the rows of X are padded.
 
 import csv
 import io
+import math
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lem.checkpoint import write_atomically
+from lem.extras import extra
 from lem.recurrent import nearest
 from lem.series import from_table
 from lem.tasks.uea import read_series
@@ -78,8 +82,11 @@ def _numbers(count: int) -> list[str]:
 
 
 def _from_csv(path: Path) -> dict[str, np.ndarray]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.reader(file))
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.reader(file))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path.name} must be comma-separated UTF-8 text; got: {error}.") from error
     if len(rows) < 2:
         raise ValueError(f"{path.name} must have a header and at least one row; got {len(rows)} lines.")
     header, *rows = rows
@@ -89,28 +96,64 @@ def _from_csv(path: Path) -> dict[str, np.ndarray]:
     if len(set(header)) != len(header):
         twice = next(name for name in header if header.count(name) > 1)
         raise ValueError(f"The columns of {path.name} must have names of their own; got {twice!r} twice.")
-    return {name: np.array(column) for name, column in zip(header, zip(*rows))}
+    # As objects: an array of texts would give every entry the room of the longest.
+    return {name: np.array(column, dtype=object) for name, column in zip(header, zip(*rows))}
 
 
 def _from_parquet(path: Path) -> dict[str, np.ndarray]:
-    table = _parquet().read_table(path)
-    return {name: np.asarray(table.column(name).to_numpy(zero_copy_only=False)) for name in table.column_names}
+    library = _parquet()
+    try:
+        about = library.read_metadata(path)
+        _bounded(path, 8 * about.num_rows * about.num_columns)
+        table = library.read_table(path)
+        return {name: np.asarray(table.column(name).to_numpy(zero_copy_only=False)) for name in table.column_names}
+    except (OSError, KeyError, extra("pyarrow", "Parquet files need").ArrowException) as error:
+        raise ValueError(f"{path.name} must be a readable Parquet file; got: {error}.") from error
 
 
 def _from_npz(path: Path) -> Labelled:
     try:
-        arrays = np.load(path, allow_pickle=False)
-        X, y = arrays["X"], arrays["y"] if "y" in arrays.files else None
-        lengths = arrays["lengths"] if "lengths" in arrays.files else None
-    except (KeyError, ValueError) as error:
+        with zipfile.ZipFile(path) as box:
+            found = {name: _array(path, box, f"{name}.npy") for name in ("X", "y", "lengths") if _has(box, name)}
+        X = found["X"]
+    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise ValueError(
             f"{path.name} must hold the arrays X and, for training, y, no objects; got: {error}."
         ) from error
+    y, lengths = found.get("y"), found.get("lengths")
+    for name, array in found.items():
+        if array.ndim == 0 or len(array) != len(X):
+            raise ValueError(f"`{name}` of {path.name} must have one entry per series; got shape {array.shape}.")
     if lengths is not None:
-        if len(lengths) != len(X):
-            raise ValueError(f"`lengths` of {path.name} must have one entry per series; got {len(lengths)}.")
-        X = [x[..., :length] for x, length in zip(X, lengths)]
+        if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not ((lengths > 0) & (lengths <= X.shape[-1])).all():
+            raise ValueError(f"`lengths` of {path.name} must be whole numbers from 1 to {X.shape[-1]}.")
+        return Labelled([x[..., :length] for x, length in zip(X, lengths)], y, _numbers(len(X)))
     return Labelled(X, y, _numbers(len(X)))
+
+
+def _has(box: zipfile.ZipFile, name: str) -> bool:
+    return f"{name}.npy" in box.namelist()
+
+
+def _array(path: Path, box: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Read one array; what its header says is checked against what is there before memory is taken for it."""
+    held = box.getinfo(name).file_size
+    _bounded(path, held)
+    with box.open(name) as stream:
+        version = np.lib.format.read_magic(stream)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(stream)
+    if math.prod(shape) * dtype.itemsize > held:
+        raise ValueError(f"{name} says it has shape {shape}, more than it holds")
+    with box.open(name) as stream:
+        return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
+
+
+def _bounded(path: Path, size: int) -> None:
+    """Refuse a small file that would unpack to a large one."""
+    limit = (64 << 20) + 100 * path.stat().st_size
+    if size > limit:
+        raise ValueError(f"{path.name} must unpack to at most {limit >> 20} MB, a hundred times its size; it is larger")
 
 
 def write(path: str | Path, columns: dict[str, list[Any]]) -> Path:
@@ -137,8 +180,4 @@ def as_csv(columns: dict[str, list[Any]]) -> str:
 
 
 def _parquet() -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError("Parquet files need pyarrow: pip install 'long-expressive-memory[data]'.") from error
-    return parquet
+    return extra("pyarrow.parquet", "Parquet files need")

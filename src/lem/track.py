@@ -3,17 +3,15 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from lem.extras import extra
 from lem.train import Event
 
 
 def tensorboard(folder: Path) -> Callable[[Event], None]:
     """Return what `fit` takes as `report`: it writes the records of all evaluations to a TensorBoard folder."""
-    try:
-        from torch.utils.tensorboard.writer import SummaryWriter
-    except ImportError as error:
-        raise ImportError(
-            "TensorBoard curves need tensorboard: pip install 'long-expressive-memory[track]'."
-        ) from error
+    extra("tensorboard", "TensorBoard curves need")
+    from torch.utils.tensorboard.writer import SummaryWriter
+
     writer = SummaryWriter(str(folder))
 
     def tell(event: Event) -> None:

@@ -213,11 +213,14 @@ def fit(
 
     saved = processes.first(store.load() if store and processes.leads else None)
     if saved is not None:
-        progress, best = Progress(**saved["progress"]), saved["best"]
-        carried = _state_rows(saved["carried"], processes.rank, processes.size)
-        model.load_state_dict(saved["model"])
-        opt.load_state_dict(saved["optimizer"])
-        average.load(saved["average"], device)
+        try:
+            progress, best = Progress(**saved["progress"]), saved["best"]
+            carried = _state_rows(saved["carried"], processes.rank, processes.size)
+            model.load_state_dict(saved["model"])
+            opt.load_state_dict(saved["optimizer"])
+            average.load(saved["average"], device)
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"The checkpoint must be one of this model and optimiser; got: {error}.") from error
 
     def save() -> None:
         state = processes.all_rows(carried)  # asks all processes, so all must come here

@@ -19,9 +19,9 @@ from typing import Any
 from lem.checkpoint import write_atomically
 from lem.data import mix
 from lem.experiment import build_task, run
+from lem.extras import extra, pyplot
 from lem.metrics import METRICS
 from lem.recipe import Recipe, with_values
-from lem.report import load_pyplot
 from lem.train import Event
 
 SAMPLERS = ("random", "tpe")
@@ -323,20 +323,17 @@ def study_direction(recipe: Recipe) -> bool:
 
 
 def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise ImportError("Tuning needs optuna: pip install 'long-expressive-memory[tune]'.") from error
+    optuna = extra("optuna", "Tuning needs")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
 
 def study_figure(study: Study, stem: Path) -> list[Path]:
     """Draw the validation figure of all trials in their order and against each value drawn, as PNG and SVG."""
-    pyplot = load_pyplot()
+    plt = pyplot()
     trials = [trial for trial in study.done() if trial.value is not None]
     keys, best = list(study.recipe.search), study.winner()[0]
-    chart, axes = pyplot.subplots(
+    chart, axes = plt.subplots(
         1, 1 + len(keys), figsize=(3.2 * (1 + len(keys)), 3.2), layout="constrained", sharey=True
     )
     for axis, key in zip(axes, [None, *keys]):
@@ -359,5 +356,5 @@ def study_figure(study: Study, stem: Path) -> list[Path]:
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     for path in paths:
         chart.savefig(path, dpi=150)
-    pyplot.close(chart)
+    plt.close(chart)
     return paths

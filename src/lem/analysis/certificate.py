@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lem.analysis.bounds import adjoint, gain, growth, log10_product_bound, total_gradient_bound, violated
 from lem.cells import LEMCell
+from lem.extras import pyplot
 from lem.recurrent import Recurrent
 from lem.shapes import Float
 
@@ -267,15 +268,3 @@ def lem_cells(layer: Recurrent) -> list[LEMCell]:
     if len(cells) != len(layer.cells):
         raise ValueError(f"`layer` of lem.analysis must be made of LEM cells; got {layer.cell!r}.")
     return cells
-
-
-def pyplot() -> Any:
-    """Return matplotlib.pyplot, drawing to files, or say how to get it."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError("Figures need matplotlib: pip install 'long-expressive-memory[plot]'.") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from lem.analysis.bounds import parts
-from lem.analysis.certificate import lem_cells, pyplot
+from lem.analysis.certificate import lem_cells
+from lem.extras import pyplot
 from lem.recurrent import Recurrent
 from lem.shapes import Float, Int
 

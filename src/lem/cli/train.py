@@ -11,6 +11,7 @@ from typing import Any
 
 from lem import experiment, parallel, report
 from lem.cli.display import Display, table
+from lem.extras import pyplot
 from lem.recipe import with_values
 from lem.track import tensorboard
 from lem.train import Event
@@ -47,6 +48,8 @@ def _train(options: argparse.Namespace) -> int:
         assert folder is not None
         recipe = with_values(folder.recipe(), options.overrides)
 
+    if options.figure:
+        pyplot()  # not to be missed after hours of training
     if options.offline:
         os.environ["LEM_OFFLINE"] = "1"
     display = Display(recipe.name)

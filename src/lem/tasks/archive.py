@@ -59,7 +59,7 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
                     raise DataError(f"{archive.name} must hold plain files only; {info.filename!r} is none.")
                 if info.flag_bits & 1:
                     raise DataError(f"{archive.name} must not be encrypted; {info.filename!r} is.")
-                if not info.is_dir():
+                if not info.filename.endswith("/"):
                     with box.open(info) as stream:
                         yield info.filename, stream
     elif archive.name.endswith((".tar", ".tar.gz", ".tgz")):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from lem.data import ArraySplit, mix
+from lem.extras import extra
 from lem.tasks.base import Task
 from lem.tasks.cache import prepared
 
@@ -21,12 +22,7 @@ SIZES = (128, 128, 1024)
 
 def trajectories(v_0: torch.Tensor) -> torch.Tensor:
     """Solve the system from each start value by SciPy's RK45 at its default tolerances: (count, 1001)."""
-    try:
-        from scipy.integrate import solve_ivp
-    except ImportError as error:
-        raise ImportError(
-            "The fitzhugh_nagumo task needs scipy: pip install 'long-expressive-memory[data]'."
-        ) from error
+    solve_ivp = extra("scipy.integrate", "The fitzhugh_nagumo task needs").solve_ivp
 
     def slope(_: float, state: np.ndarray) -> list[float]:
         v, w = state.tolist()

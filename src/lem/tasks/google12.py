@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lem.data import ArraySplit, DataError
+from lem.extras import extra
 from lem.tasks.base import Task
 from lem.tasks.cache import prepared
 from lem.tasks.fetch import Bar, Download, Source, fetch
@@ -70,11 +71,7 @@ def read_wave(path: Path) -> np.ndarray:
 
 
 def _librosa() -> Any:
-    try:
-        import librosa
-    except ImportError as error:
-        raise ImportError("The google12 task needs librosa: pip install 'long-expressive-memory[audio]'.") from error
-    return librosa
+    return extra("librosa", "The google12 task needs")
 
 
 @cache

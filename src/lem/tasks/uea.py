@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lem.data import DataError
+from lem.data import DataError, check_padding
 
 
 class Series(NamedTuple):
@@ -45,6 +45,7 @@ def read_series(path: Path) -> Series:
 def padded(values: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Stack series to (sample, time, channel), zeros behind the shorter ones; return their lengths if unequal."""
     lengths = [len(v) for v in values]
+    check_padding(lengths, values[0].shape[1])
     stacked = np.zeros((len(values), max(lengths), values[0].shape[1]), dtype=np.float32)
     for row, v in zip(stacked, values):
         row[: len(v)] = v
@@ -54,7 +55,8 @@ def padded(values: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor | None]
 def class_numbers(labels: list[str]) -> tuple[torch.Tensor, tuple[str, ...]]:
     """Number the labels 0, 1, ... in their sorted order; return the numbers and the labels they stand for."""
     names = tuple(sorted(set(labels)))
-    return torch.tensor([names.index(label) for label in labels]), names
+    numbers = {name: number for number, name in enumerate(names)}
+    return torch.tensor([numbers[label] for label in labels]), names
 
 
 class _Lines:

@@ -1,0 +1,47 @@
+"""One model used by many threads, and data loader workers forked after the kernel ran."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lem import LEM
+from lem.predictor import Predictor
+from tests.close import assert_close
+
+
+@pytest.mark.parametrize("cell", ["lem", "lstm", "exprnn"])  # the kernel, torch's own, a parametrised matrix
+def test_one_model_answers_many_threads(cell):
+    model = Predictor("regressor", 2, 1, {"cell": cell, "hidden_size": 8, "output_dropout": 0.5}).eval()
+    sets = [np.random.default_rng(seed).normal(size=(3, 2, 40)) for seed in range(24)]
+    alone = [model.predict(X) for X in sets]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(model.predict, sets))
+    for a, b in zip(together, alone):
+        assert_close(a, b, "exact")
+
+
+class Features(Dataset):
+    """Items that a worker computes with the kernel, as a data set of features would."""
+
+    def __init__(self, layer, inputs):
+        self.layer, self.inputs = layer, inputs
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, item):
+        with torch.no_grad():
+            return self.layer(self.inputs[item])[0][-1]
+
+
+def test_loader_workers_forked_after_the_kernel_ran():
+    layer, inputs = LEM(2, 16), torch.randn(8, 30, 2)
+    layer(inputs.transpose(0, 1))[0].sum().backward()  # threads and buffers exist now
+    data = Features(layer, inputs)
+    expected = torch.stack([data[i] for i in range(len(data))])
+    loader = DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=60)
+    for _ in range(2):
+        assert_close(torch.cat(list(loader)), expected, "exact")

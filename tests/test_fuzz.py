@@ -1,0 +1,195 @@
+"""Damaged and hostile files: every reader gives data or a ValueError, and a small file never takes much memory."""
+
+import io
+import json
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.readers import READERS, RECIPE, read
+
+FOUND = Path(__file__).parent / "fixtures" / "fuzz"
+PIECES = (b",", b":", b"\n", b"?", b"'", b'"', b"[", b"]", b"{", b"}", b"=", b"nan", b"inf", b"1e999", b"-1", b"9" * 30)
+PIECES += (b"true", b"[[", b"@data\n", b"\0", b"\xff\xff\xff\xff", b"0", b"null", b'"__tensor__"', b"\xef\xbb\xbf")
+
+
+@pytest.mark.parametrize("name", READERS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@given(data=st.data())
+def test_damage_gives_data_or_a_refusal(tmp_path, name, data):
+    content = READERS[name][2]()
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content)))
+        piece = data.draw(st.binary(max_size=6) | st.sampled_from(PIECES))
+        content = content[:at] + piece + content[at + data.draw(st.integers(0, 12)) :]
+    read(name, content, tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted(FOUND.rglob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_what_a_fuzzer_found_stays_mended(tmp_path, path):
+    read(path.parent.name, path.read_bytes(), tmp_path)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 10**12) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+"""Any value JSON or TOML can hold."""
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@given(
+    place=st.sampled_from(["task", "model", "train", "search", "sweep", "paper"]),
+    key=st.sampled_from(["name", "cell", "hidden_size", "epochs", "dt", "length", "figure", "layer_options", "x"]),
+    value=plain,
+)
+def test_any_value_in_a_recipe_is_taken_or_refused(place, key, value):
+    import tomllib
+
+    from lem.recipe import check_recipe
+
+    tables = tomllib.loads(RECIPE.decode())
+    tables[place][key] = value
+    try:
+        recipe = check_recipe("x", tables)
+    except ValueError:
+        return
+    assert recipe.digest
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@given(
+    key=st.sampled_from(
+        ["kind", "channels", "outputs", "architecture", "labels", "horizon", "missing", "flat", "notes"]
+    ),
+    inner=st.sampled_from(
+        [None, "cell", "hidden_size", "num_layers", "dt", "pool", "layer_options", "tied", "symbols"]
+    ),
+    value=plain,
+)
+def test_any_value_in_a_model_file_is_taken_or_refused(tmp_path, key, inner, value):
+    """With a checksum that fits: a hostile author would write one."""
+    from safetensors import safe_open
+    from safetensors.torch import load, save
+
+    from lem.predictor import Predictor, _digest
+
+    path = tmp_path / "model.safetensors"
+    content = READERS["model"][2]()
+    path.write_bytes(content)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    config = json.loads(metadata["config"])
+    if inner is not None and isinstance(config[key], dict):
+        config[key][inner] = value
+    else:
+        config[key] = value
+    metadata["config"] = json.dumps(config)
+    tensors = load(content)
+    metadata["sha256"] = _digest(metadata, tensors)
+    path.write_bytes(save(tensors, metadata=metadata))
+    try:
+        model = Predictor.load(path)
+    except ValueError:
+        return
+    assert model.kind in ("classifier", "regressor", "forecaster")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+@given(tree=plain)
+def test_any_tree_in_a_checkpoint_is_taken_or_refused(tmp_path, tree):
+    import torch
+
+    from lem.checkpoint import load_tree, save_tensors
+    from lem.run_folder import RunFolder
+
+    folder = tmp_path / "3-abc"
+    folder.mkdir(exist_ok=True)
+    (folder / "recipe.toml").write_bytes(RECIPE)
+    save_tensors(folder / "last.ckpt", {"0": torch.zeros(2)}, {"tree": json.dumps(tree)})
+    for ask in (lambda: load_tree(folder / "last.ckpt"), RunFolder(folder).load):
+        try:
+            ask()
+        except (ValueError, UserWarning):
+            continue
+
+
+# --- small files that claim to be large -------------------------------------------------------------------------------
+
+
+def npz_with_a_claim() -> bytes:
+    """An array that says it has ten billion numbers, and has three."""
+    header = np.lib.format.header_data_from_array_1_0(np.zeros(3))
+    array = io.BytesIO()
+    np.lib.format.write_array_header_1_0(array, {**header, "shape": (10**10,)})
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as box:
+        box.writestr("X.npy", array.getvalue() + bytes(24))
+    return out.getvalue()
+
+
+def npz_bomb() -> bytes:
+    out = io.BytesIO()
+    np.savez_compressed(out, X=np.zeros(10**8))
+    return out.getvalue()
+
+
+def parquet_bomb() -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    out = io.BytesIO()
+    parquet.write_table(pyarrow.table({"v": np.zeros(10**8, dtype=np.int8)}), out)
+    return out.getvalue()
+
+
+def safetensors_with_a_claim() -> bytes:
+    header = b'{"w":{"dtype":"F32","shape":[100000,100000],"data_offsets":[0,40000000000]}}'
+    return len(header).to_bytes(8, "little") + header + bytes(16)
+
+
+LARGE = {
+    "npz with a claim": ("npz", npz_with_a_claim),
+    "npz bomb": ("npz", npz_bomb),
+    "parquet bomb": ("parquet", parquet_bomb),
+    "weights with a claim": ("weights", safetensors_with_a_claim),
+    "weights with a long header": ("weights", lambda: (1 << 60).to_bytes(8, "little") + b"{}"),
+    "model with a claim": ("model", safetensors_with_a_claim),
+    "checkpoint with a claim": ("checkpoint", safetensors_with_a_claim),
+    "csv with one long entry": ("csv", lambda: b"v,y\n" + b"1,2\n" * 50_000 + b"1," + b"x" * 100_000 + b"\n"),
+    "ts with one long series": (
+        "ts",
+        lambda: b"@classLabel true a\n@data\n" + b"1:a\n" * 50_000 + b"1," * 50_000 + b"1:a",
+    ),
+    "ts with a long number": ("ts", lambda: b"@classLabel true a\n@data\n" + b"1," * 50_000 + b"1" * 50_000 + b":a"),
+    "toml of brackets": ("recipe", lambda: b"x = " + b"[" * 100_000),
+    "json of brackets": ("run", lambda: RECIPE + b"\n----\n" + b"[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("case", LARGE)
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
+def test_a_small_file_takes_little_memory(case, tmp_path):
+    """In a process that may take 1 GB beyond what it has after its imports, and a minute."""
+    name, make = LARGE[case]
+    (tmp_path / "content").write_bytes(make())
+    code = f"""
+        import pathlib, resource
+        from tests.readers import read
+        read({name!r}, b"", pathlib.Path({str(tmp_path)!r}))  # all is imported
+        size = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 30),) * 2)
+        read({name!r}, pathlib.Path({str(tmp_path / "content")!r}).read_bytes(), pathlib.Path({str(tmp_path)!r}))
+    """
+    root = Path(__file__).parent.parent
+    call = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(call, cwd=root, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
