@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lem.checkpoint import load_tree, save_tree
-from lem.experiment import RunFolder, evaluate_run, resume, run
+from lem.experiment import RunFolder, environment, evaluate_run, resume, run
 from tests.runs import assert_same_run, tiny
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -209,3 +209,8 @@ def test_a_run_is_not_trained_twice_at_once(tmp_path):
         run(tiny(train__checkpoint_minutes=0.0), 3, tmp_path)
     resumed, _ = run(tiny(train__checkpoint_minutes=0.0), 3, tmp_path)
     assert resumed.finished
+
+
+def test_a_machine_without_git_is_described_all_the_same(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment()["commit"] is None

@@ -205,17 +205,23 @@ def _object(text: bytes, file: Path) -> dict[str, Any]:
     return content
 
 
+def _commit() -> str | None:
+    call = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(call, capture_output=True, text=True, check=False).stdout.strip() or None
+    except OSError:  # no git here
+        return None
+
+
 def environment() -> dict[str, Any]:
     """Describe what a run ran on: commit, versions, processor, threads."""
-    here = Path(__file__).parent
-    git = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").is_file():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
     return {
         "lem": lem.__version__,
-        "commit": git.stdout.strip() or None,
+        "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
