@@ -44,7 +44,7 @@ docs: $(SETUP)  ## build the documentation into docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 bench: $(SETUP)  ## speed and memory beside nn.LSTM, nn.GRU and the loop: table and JSON
-	$(BIN)/lem bench --also memory lengths odd growth streaming --json benchmarks/results/bench.json
+	$(BIN)/lem bench --also memory modes lengths odd growth small streaming --json benchmarks/results/bench.json
 
 native-test: $(SETUP)  ## the stand-alone C++ test: every target, then again under the sanitizers
 	cmake -S . -B build/test -DLEM_TESTS=ON > /dev/null && cmake --build build/test --target test_lem && build/test/test_lem

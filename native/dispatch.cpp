@@ -2,13 +2,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include "target.h"
 
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
 #if defined(__linux__)
 #include <sys/mman.h>
-#else
-#include <cstdlib>
 #endif
 
 namespace {
@@ -60,6 +63,8 @@ struct saved_header {
     int64_t magic, groups, vector_bytes, item_bytes, steps, batch, hidden, keep;
 };
 constexpr int64_t magic = 0x314d454c;
+constexpr double team_step_work = 1.2e5;  // operations of a step for each member of a team beyond the first
+constexpr int64_t few_rows = 1;  // rows for a thread of its own; measured: one row gains from a team
 constexpr int64_t group_rows = 64;  // more rows at a time gain nothing and leave the second-level cache
 
 int64_t padded(const lem_problem& p) {
@@ -73,7 +78,7 @@ bool valid(const lem_problem* p) {
     for (const int64_t size : {p->steps, p->batch, p->inputs, p->hidden})
         if (size < 1 || size > most) return false;
     if (p->hidden > (1 << 24) || p->inputs > (1 << 24) || p->steps > most / p->batch) return false;
-    if (p->keep < LEM_KEEP_NOTHING || p->keep > LEM_KEEP_SEGMENTS || p->threads < 1 || p->threads > 4096) return false;
+    if (p->keep < LEM_KEEP_NOTHING || p->keep > LEM_KEEP_SEGMENTS || p->threads < 1 || p->threads > 4096 || p->team < -4096 || p->team > 4096) return false;
     if (p->keep == LEM_KEEP_SEGMENTS && p->segment < 1) return false;
     if (p->lengths)
         for (int64_t row = 0; row < p->batch; ++row)
@@ -91,16 +96,61 @@ int64_t saved_size(const lem_problem& p) {
     }
 }
 
-// Threads worth starting, and groups of rows for them to run.
-int64_t groups_for(const lem_problem& p, int64_t& threads) {
+// How a call is spread: groups of rows, and how many threads run each group together.
+struct split {
+    int64_t threads, groups, team;
+    bool share_steps;
+};
+
+int64_t processors() {
+#if defined(_OPENMP)
+    return omp_get_num_procs();
+#else
+    return 1;
+#endif
+}
+
+// Where every member has a processor, one that is late was interrupted by another program: to give up our own would make it
+// wait for us in turn, at every meeting. So wait for about a millisecond. Where there are more members, give way at once.
+int64_t patience(int64_t team) { return team <= processors() ? 32768 : 64; }
+
+// Threads that run one group of `rows` rows together, and whether they share its steps. A meeting costs a fraction of a
+// microsecond, twice a step: the step must be worth it. Members beyond the processors would wait for each other's turn.
+int64_t team_for(const lem_problem& p, int64_t rows, int64_t free, bool& share_steps) {
+    const int64_t lanes = std::max<int64_t>(1, target().vector_bytes / p.item_bytes);
+    const int64_t pairs = (p.hidden + 2 * lanes - 1) / (2 * lanes);
+    const double step = 8.0 * double(p.hidden) * double(p.hidden + p.inputs) * double(rows) * double(p.item_bytes) / 4;
+    share_steps = p.team ? p.team > 0 : step >= team_step_work;
+    const int64_t worth = share_steps ? int64_t(1) + int64_t(std::min(step / team_step_work, 4096.0)) : free;
+    const int64_t most = p.team ? std::abs(p.team) : std::min(processors(), worth);
+    return std::max<int64_t>(1, std::min({most, free, pairs}));
+}
+
+split split_for(const lem_problem& p) {
     const double work = 8.0 * double(p.hidden) * double(p.hidden + p.inputs) * double(p.batch) * double(p.steps);
-    threads = std::min({p.threads, p.batch, int64_t(1) + int64_t(std::min(work / 1e6, 4096.0))});
-    return threads * ((p.batch + threads * group_rows - 1) / (threads * group_rows));
+    const int64_t worth = p.team ? p.threads : int64_t(1) + int64_t(std::min(work / 1e6, 4096.0));
+    const int64_t threads = std::min(p.threads, worth);
+    // Rows are divided first. Too few of them for a thread waste its registers: then threads share them instead.
+    const int64_t wanted = p.team ? std::abs(p.team) : std::min(processors(), threads * few_rows / p.batch);
+    bool share_steps;
+    int64_t team = wanted < 2 ? 1 : team_for(p, p.batch, std::min(wanted, threads), share_steps);
+    if (team > 1 && !share_steps) team = 1;
+    const int64_t by_rows = std::min(threads / team, p.batch), group = by_rows * group_rows;
+    return {by_rows * team, by_rows * ((p.batch + group - 1) / group), team, team > 1};
+}
+
+// The same for the groups that the forward call has made.
+split split_back(const lem_problem& p, int64_t groups) {
+    split s = {std::min(p.threads, groups), groups, 1, false};
+    s.team = team_for(p, (p.batch + groups - 1) / groups, p.threads / s.threads, s.share_steps);
+    s.threads *= s.team;
+    return s;
 }
 
 int64_t plan_bytes(const lem_problem& p, int64_t groups) { return (8 * (2 * groups + 1 + 2 * p.batch) + 63) / 64 * 64; }
 
-lem_plan make_plan(const lem_problem& p, int64_t groups, int64_t threads, char* memory) {
+lem_plan make_plan(const lem_problem& p, const split& how, char* memory) {
+    const int64_t groups = how.groups;
     int64_t* const begin = reinterpret_cast<int64_t*>(memory);
     int64_t *const before = begin + groups + 1, *const row = before + groups, *const length = row + p.batch;
     for (int64_t g = 0; g <= groups; ++g) begin[g] = p.batch * g / groups;
@@ -127,21 +177,23 @@ lem_plan make_plan(const lem_problem& p, int64_t groups, int64_t threads, char* 
         before[g] = total;
         for (int64_t i = begin[g]; i < begin[g + 1]; ++i) total += length[i];
     }
-    return {ptrdiff_t(std::min(threads, groups)), ptrdiff_t(groups), begin, row, length, before};
+    return {ptrdiff_t(how.threads), ptrdiff_t(groups), ptrdiff_t(how.team), how.share_steps, patience(how.team),
+            begin, row, length, before};
 }
 
 // A plan for counting memory only: all groups of the largest size.
 struct size_plan {
     int64_t begin[2], row[1] = {0}, length[1], before[1] = {0};
     lem_plan plan;
-    size_plan(const lem_problem& p, int64_t groups, int64_t threads)
-        : begin{0, (p.batch + groups - 1) / groups}, length{p.steps},
-          plan{ptrdiff_t(std::min(threads, groups)), 1, begin, row, length, before} {}
+    size_plan(const lem_problem& p, const split& how)
+        : begin{0, (p.batch + how.groups - 1) / how.groups}, length{p.steps},
+          plan{ptrdiff_t(how.threads), 1, ptrdiff_t(how.team), how.share_steps, patience(how.team),
+               begin, row, length, before} {}
 };
 
-int64_t work_size(const lem_problem& p, int64_t groups, int64_t threads, bool backward) {
-    const size_plan sizes(p, groups, threads);
-    return plan_bytes(p, groups) + target().work_bytes(p, sizes.plan, backward);
+int64_t work_size(const lem_problem& p, const split& how, bool backward) {
+    const size_plan sizes(p, how);
+    return plan_bytes(p, how.groups) + target().work_bytes(p, sizes.plan, backward);
 }
 
 int64_t read_header(const lem_problem& p, int64_t& groups) {
@@ -161,27 +213,29 @@ int64_t lem_saved_bytes(const lem_problem* p) { return valid(p) ? saved_size(*p)
 
 int64_t lem_work_bytes(const lem_problem* p, int64_t backward) {
     if (!valid(p)) return -LEM_BAD_PROBLEM;
-    int64_t threads = p->threads, groups = 0;
-    if (!backward || !p->saved) groups = groups_for(*p, threads);  // a forecast has nothing saved yet
-    else if (const int64_t status = read_header(*p, groups)) return -status;
-    return work_size(*p, groups, threads, backward);
+    const split forward = split_for(*p);
+    if (!backward) return work_size(*p, forward, false);
+    int64_t groups = forward.groups;  // a forecast has nothing saved yet
+    if (p->saved)
+        if (const int64_t status = read_header(*p, groups)) return -status;
+    return work_size(*p, split_back(*p, groups), true);
 }
 
 int64_t lem_forward(const lem_problem* p) {
     if (!valid(p) || !p->u || !p->weight_u || !p->weight_y || !p->weight_z || !p->y_0 || !p->z_0) return LEM_BAD_PROBLEM;
     if (!p->y_n || !p->z_n || !p->out || !p->work) return LEM_BAD_PROBLEM;
-    int64_t threads, groups = groups_for(*p, threads);
-    if (p->work_bytes < work_size(*p, groups, threads, false)) return LEM_SMALL_BUFFER;
+    const split how = split_for(*p);
+    if (p->work_bytes < work_size(*p, how, false)) return LEM_SMALL_BUFFER;
     if (p->keep && (!p->saved || p->saved_bytes < saved_size(*p))) return LEM_SMALL_BUFFER;
     char* const saved = static_cast<char*>(p->saved);
     if (p->keep == LEM_KEEP_SEGMENTS) std::memset(saved, 0, size_t(saved_size(*p)));  // not all of it may be used
     if (p->keep) {
-        const saved_header h = {magic, groups, target().vector_bytes, p->item_bytes, p->steps, p->batch, p->hidden, p->keep};
+        const saved_header h = {magic, how.groups, target().vector_bytes, p->item_bytes, p->steps, p->batch, p->hidden, p->keep};
         std::memcpy(saved, &h, sizeof h);
     }
     char* const work = static_cast<char*>(p->work);
-    const lem_plan plan = make_plan(*p, groups, threads, work);
-    target().forward(*p, plan, p->keep ? saved + sizeof(saved_header) : nullptr, work + plan_bytes(*p, groups));
+    const lem_plan plan = make_plan(*p, how, work);
+    target().forward(*p, plan, p->keep ? saved + sizeof(saved_header) : nullptr, work + plan_bytes(*p, how.groups));
     return LEM_OK;
 }
 
@@ -192,9 +246,10 @@ int64_t lem_backward(const lem_problem* p) {
     if (!p->grad_weight_u || !p->grad_weight_y || !p->grad_weight_z || !p->grad_y_0 || !p->grad_z_0) return LEM_BAD_PROBLEM;
     int64_t groups;
     if (const int64_t status = read_header(*p, groups)) return status;
-    if (p->work_bytes < work_size(*p, groups, p->threads, true)) return LEM_SMALL_BUFFER;
+    const split how = split_back(*p, groups);
+    if (p->work_bytes < work_size(*p, how, true)) return LEM_SMALL_BUFFER;
     char* const work = static_cast<char*>(p->work);
-    const lem_plan plan = make_plan(*p, groups, p->threads, work);
+    const lem_plan plan = make_plan(*p, how, work);
     target().backward(*p, plan, static_cast<const char*>(p->saved) + sizeof(saved_header), work + plan_bytes(*p, groups));
     return LEM_OK;
 }
@@ -210,11 +265,11 @@ int64_t lem_pack(const lem_problem* p, void* packed) {
 int64_t lem_step(const lem_problem* p, const void* packed) {
     if (!valid(p) || !packed || p->steps != 1 || p->lengths || p->keep || p->threads != 1) return LEM_BAD_PROBLEM;
     if (!p->u || !p->y_0 || !p->z_0 || !p->y_n || !p->z_n || !p->work) return LEM_BAD_PROBLEM;
-    int64_t threads, groups = groups_for(*p, threads);
-    if (p->work_bytes < work_size(*p, groups, threads, false)) return LEM_SMALL_BUFFER;
+    const split how = split_for(*p);
+    if (p->work_bytes < work_size(*p, how, false)) return LEM_SMALL_BUFFER;
     char* const work = static_cast<char*>(p->work);
-    const lem_plan plan = make_plan(*p, groups, threads, work);
-    target().step(*p, plan, static_cast<const char*>(packed), work + plan_bytes(*p, groups));
+    const lem_plan plan = make_plan(*p, how, work);
+    target().step(*p, plan, static_cast<const char*>(packed), work + plan_bytes(*p, how.groups));
     return LEM_OK;
 }
 

@@ -33,6 +33,8 @@ struct lem_problem {
     int64_t clipped;         // whether both time steps are clipped to [clip_low, clip_high]
     int64_t reverse;         // whether time runs backwards; each row then starts at its own end
     int64_t threads;
+    int64_t team;            // threads that share a group of rows where these are few; 0: chosen here; n: n of them;
+                             // -n: n that share the products over many steps, but not the steps
     int64_t keep;            // enum lem_keep
     int64_t segment;         // steps between kept states, for LEM_KEEP_SEGMENTS
     double dt, clip_low, clip_high;

@@ -6,6 +6,9 @@
 // Rows in the order in which they are run: groups of rows that one thread runs together, longest row first.
 struct lem_plan {
     ptrdiff_t threads, groups;
+    ptrdiff_t team;          // threads that run one group together; divides `threads`
+    bool share_steps;        // whether they share every step, or only the products over many steps
+    ptrdiff_t patience;      // spins of a waiting member before it offers its processor
     const int64_t* begin;    // groups + 1: where a group begins among the ordered rows
     const int64_t* row;      // B: the row of the batch
     const int64_t* length;   // B: its length

@@ -73,7 +73,7 @@ template <class T> struct results { std::vector<std::vector<T>> parts; };  // in
 const char* const part_names[] = {"out", "y_n", "z_n", "grad_u", "grad_weight_u", "grad_weight_y", "grad_weight_z",
                                   "grad_bias", "grad_y_0", "grad_z_0"};
 
-template <class T> results<T> run(const data<T>& x, int64_t keep, int64_t threads, bool backward = true) {
+template <class T> results<T> run(const data<T>& x, int64_t keep, int64_t threads, bool backward = true, int64_t team = 0) {
     const variant& v = x.v;
     const int64_t maps = v.gated ? 4 : 2, d = v.hidden, m = v.inputs, B = v.batch, T_ = v.steps;
     results<T> r;
@@ -84,7 +84,7 @@ template <class T> results<T> run(const data<T>& x, int64_t keep, int64_t thread
     p.struct_bytes = sizeof p;
     p.item_bytes = sizeof(T);
     p.steps = T_, p.batch = B, p.inputs = m, p.hidden = d;
-    p.gated = v.gated, p.clipped = v.clipped, p.reverse = v.reverse, p.threads = threads;
+    p.gated = v.gated, p.clipped = v.clipped, p.reverse = v.reverse, p.threads = threads, p.team = team;
     p.keep = keep, p.segment = 5, p.dt = 0.9, p.clip_low = 0.2, p.clip_high = 0.6;
     p.u = x.u.data(), p.u_time = B * m, p.u_row = m;
     p.weight_u = x.weight_u.data(), p.weight_y = x.weight_y.data(), p.weight_z = x.weight_z.data();
@@ -171,12 +171,21 @@ template <class T> void against_oracle(const variant& v, unsigned seed, double t
         check(gap == 0.0, "nothing kept", name, v, gap, where);
         // Threads change the sums over rows only.
         for (const int64_t threads : {2, 3, 8}) {
-            results<T> split = run(x, LEM_KEEP_GATES, threads);
+            results<T> split = run(x, LEM_KEEP_GATES, threads, true, 1);
             gap = difference(split, kept, where);
             check(gap < tolerance, "threads", name, v, gap, where);
             for (const size_t part : {4, 5, 6, 7}) split.parts[part] = kept.parts[part];
             gap = difference(split, kept, where);
             check(gap == 0.0, "threads, to the bit", name, v, gap, where);
+        }
+        // Threads that share a group's units add nothing in another order: equal to the bit, weights too.
+        if (v.batch > 3) continue;
+        for (const int64_t keep : {LEM_KEEP_GATES, LEM_KEEP_STATES, LEM_KEEP_SEGMENTS}) {
+            const results<T> alone = v.batch == 1 ? kept : run(x, keep, v.batch, true, 1);
+            for (const int64_t team : {2, 3, 8, -3}) {
+                gap = difference(run(x, keep, v.batch * std::abs(team), true, team), alone, where);
+                check(gap == 0.0, "a team", name, v, gap, where);
+            }
         }
     }
 }

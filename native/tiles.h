@@ -110,6 +110,74 @@ void product(const span<T>* spans, ptrdiff_t count, const T* w, const T* init, T
     }
 }
 
+// The same for few rows and P panels of weights at once, `w_jump` apart: the multiply-adds of one panel alone would wait
+// for each other. Panel number i ends up in acc + i * R * NV * L.
+template <class T, int R, int NV, int P>
+void narrow(const span<T>* spans, ptrdiff_t count, const T* w, ptrdiff_t w_jump, const T* init, ptrdiff_t init_jump, T* acc) {
+    constexpr ptrdiff_t L = simd<T>::lanes;
+    vec<T> a[P][R][NV];
+    for (int i = 0; i < P; ++i)
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < NV; ++v) a[i][r][v] = load(init + i * init_jump + v * L);
+    const auto multiply_add = [&](const T* x) __attribute__((always_inline)) {
+        vec<T> b[R];
+        for (int r = 0; r < R; ++r) b[r] = splat(x[r * L]);
+        for (int i = 0; i < P; ++i)
+            for (int v = 0; v < NV; ++v) {
+                const vec<T> weight = load(w + i * w_jump + v * L);
+                for (int r = 0; r < R; ++r) a[i][r][v] += b[r] * weight;
+            }
+        w += NV * L;
+    };
+    for (const span<T>* s = spans; s < spans + count; ++s) {
+        const T* x = s->x;
+        ptrdiff_t k = s->k;
+        for (; k >= L; k -= L, x += s->jump) {
+#pragma GCC unroll 4
+            for (ptrdiff_t i = 0; i < L; ++i) multiply_add(x + i);
+        }
+        for (; k > 0; --k, ++x) multiply_add(x);
+    }
+    for (int i = 0; i < P; ++i)
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < NV; ++v) store(acc + ((i * R + r) * NV + v) * L, a[i][r][v]);
+}
+
+constexpr ptrdiff_t narrow_vectors = 8;  // accumulators of a narrow tile, at most
+
+// As many of the `left` next panels at once as these rows allow; returns how many it was.
+template <class T, int NV>
+ptrdiff_t products(const span<T>* spans, ptrdiff_t count, const T* w, ptrdiff_t w_jump, const T* init, ptrdiff_t init_jump,
+                   T* acc, ptrdiff_t rows, ptrdiff_t left) {
+    if constexpr (NV == 3) {
+        if (rows == 1 && left >= 2) return narrow<T, 1, 3, 2>(spans, count, w, w_jump, init, init_jump, acc), 2;
+    } else if constexpr (NV == 2) {
+        if (rows == 1 && left >= 4) return narrow<T, 1, 2, 4>(spans, count, w, w_jump, init, init_jump, acc), 4;
+        if (rows == 1 && left >= 2) return narrow<T, 1, 2, 2>(spans, count, w, w_jump, init, init_jump, acc), 2;
+        if (rows == 2 && left >= 2) return narrow<T, 2, 2, 2>(spans, count, w, w_jump, init, init_jump, acc), 2;
+    }
+    product<T, NV>(spans, count, w, init, acc, rows);
+    return 1;
+}
+
+// Products of the unit blocks in `blocks` with weights packed in pairs of blocks, K deep; end(block, acc, acc_jump) takes
+// each block's result. The last pair may be a single block.
+template <class T, class F>
+void pair_products(ptrdiff_t first, ptrdiff_t last, const span<T>* spans, ptrdiff_t count, ptrdiff_t K, const T* w,
+                   const T* init, ptrdiff_t init_jump, T* acc, ptrdiff_t rows, const F& end) {
+    constexpr ptrdiff_t L = simd<T>::lanes;
+    for (ptrdiff_t b = first; b < last;) {
+        const T *const panel = w + b * K * L, *const start = init + b * init_jump;
+        if (last - b < 2) {
+            product<T, 1>(spans, count, panel, start, acc, rows);
+            end(b++, acc, L);
+            continue;
+        }
+        const ptrdiff_t done = products<T, 2>(spans, count, panel, 2 * K * L, start, 2 * init_jump, acc, rows, (last - b) / 2);
+        for (ptrdiff_t i = 0; i < 2 * done; ++i) end(b++, acc + (i / 2 * rows * 2 + i % 2) * L, 2 * L);
+    }
+}
+
 // Lanes of k that one tile of `outer` takes.
 template <class T> constexpr ptrdiff_t outer_rows() {
     constexpr ptrdiff_t most = LEM_REGISTERS >= 32 ? 8 : 4;

@@ -174,6 +174,27 @@ def test_threads_change_no_row(target, thread_count, count):
         assert_close(a, b, "float32 gradient")
 
 
+@pytest.mark.parametrize("memory", ["store", "recompute", "bounded"])
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_threads_that_share_the_units_of_a_row(monkeypatch, thread_count, batch, count, memory):
+    """More threads than rows: they divide the hidden units. With one row nothing at all depends on their number."""
+    cell, u = build(3, 70, memory=memory), inputs(20, batch, 3)
+    lengths = torch.tensor([20, 7, 13][:batch])
+    thread_count(1)
+    one = everything(cell, u, states(batch, 70), lengths)
+    thread_count(count)
+    for team in (0, count, -count):  # chosen; sharing the steps; sharing only the products over many steps
+        monkeypatch.setattr(native, "_TEAM", team)
+        many = everything(cell, u, states(batch, 70), lengths)
+        for a, b in zip([*many[0], *many[1][:3]], [*one[0], *one[1][:3]]):
+            assert_close(a, b, "exact")
+        for a, b in zip(many[1][3:], one[1][3:]):
+            assert_close(a, b, "exact" if batch == 1 else "float64 gradient")
+    for a, b in zip(many[1], everything(cell, u, states(batch, 70), lengths, loop=True)[1]):
+        assert_close(a, b, "float64 gradient")
+
+
 # --- hostile numbers ----------------------------------------------------------------------------------------
 
 

@@ -205,9 +205,9 @@ def unequal(shapes: list[Shape], threads: int, rounds: int, clock: str = "wall")
 def odd_sizes(threads: int, rounds: int, clock: str = "wall") -> Iterator[dict[str, Any]]:
     """Yield, for each odd size, its time per operation over that of the round size next to it."""
     pairs = [
-        *(("hidden", d, r) for d, r in ((7, 8), (17, 16), (33, 32), (100, 96), (129, 128))),
-        *(("batch", b, r) for b, r in ((3, 4), (7, 8))),
-        *(("inputs", m, r) for m, r in ((3, 4), (17, 16), (300, 304))),
+        *(("hidden", d, r) for d, r in ((1, 8), (7, 8), (17, 16), (33, 32), (100, 96), (129, 128))),
+        *(("batch", b, r) for b, r in ((1, 2), (3, 4), (7, 8))),
+        *(("inputs", m, r) for m, r in ((1, 2), (3, 4), (17, 16), (300, 304))),
     ]
     torch.set_num_threads(threads)
     for axis, odd, even in pairs:
@@ -216,6 +216,46 @@ def odd_sizes(threads: int, rounds: int, clock: str = "wall") -> Iterator[dict[s
         seconds = measure(runs, rounds, clock=clock)
         a, b = (seconds[str(s)]["both"] for s in sizes)
         yield {"axis": axis, "size": odd, "beside": even, "x": _ratio(a, b) * sizes[1].flops / sizes[0].flops}
+
+
+def _outputs(layer: nn.Module, u: Tensor) -> Tensor:
+    outputs: Tensor = layer(u)[0]
+    return outputs
+
+
+def modes(shapes: list[Shape], threads: int, rounds: int, clock: str = "wall") -> Iterator[dict[str, Any]]:
+    """Yield the time of each way to keep less memory over that of keeping the gates."""
+    torch.set_num_threads(threads)
+    for shape in shapes:
+        u = torch.randn(shape.steps, shape.batch, shape.inputs)
+        layers = {
+            m: LEM(shape.inputs, shape.hidden, backend="native", memory=m) for m in ("store", "recompute", "bounded")
+        }
+        runs: dict[str, Run] = {m: partial(_outputs, layer, u) for m, layer in layers.items()}
+        seconds = measure(runs, rounds, clock=clock)
+        store = seconds["store"]["both"]
+        row: dict[str, Any] = {"shape": list(shape), "threads": threads, "store_ms": 1e3 * _middle(store)["median"]}
+        yield row | {f"x_{m}": _ratio(seconds[m]["both"], store) for m in ("recompute", "bounded")}
+
+
+def small_batches(threads: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield what more threads gain where the batch has fewer rows than threads; nn.LSTM beside it."""
+    for shape in (Shape(2000, 1, 2, 64), Shape(2000, 1, 2, 128), Shape(1000, 1, 96, 256)):
+        pair = contestants(shape)
+
+        def run(name: str, count: int, pair: dict[str, Run] = pair) -> Tensor:
+            torch.set_num_threads(count)
+            return pair[name]()
+
+        runs: dict[str, Run] = {
+            f"{name} {count}": partial(run, name, count) for name in ("lem", "lstm") for count in (1, threads)
+        }
+        seconds = measure(runs, rounds)
+        row: dict[str, Any] = {"shape": list(shape), "threads": threads}
+        row["ms"] = {name: 1e3 * _middle(times["both"])["median"] for name, times in seconds.items()}
+        for kind in ("forward", "both"):
+            row[f"x_one_thread_{kind}"] = _ratio(seconds["lem 1"][kind], seconds[f"lem {threads}"][kind])
+        yield row
 
 
 def growth(threads: int, rounds: int, clock: str = "wall") -> Iterator[dict[str, Any]]:

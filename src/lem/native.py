@@ -25,6 +25,9 @@ from lem.shapes import Float, Int
 KEEP = {"nothing": 0, "store": 1, "recompute": 2, "bounded": 3}
 """What the forward pass leaves for the backward pass; numbered as in native/lem.h."""
 
+_TEAM = (
+    0  # threads that share the hidden units of one group of rows; 0: the library chooses. For tests and measurements.
+)
 _ITEM = {torch.float32: 4, torch.float64: 8}
 _STATUS = {
     1: "a size, a flag or a length is out of range",
@@ -38,7 +41,7 @@ class _Problem(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("struct_bytes", "item_bytes", "steps", "batch", "inputs", "hidden")),
-        *((name, ctypes.c_int64) for name in ("gated", "clipped", "reverse", "threads", "keep", "segment")),
+        *((name, ctypes.c_int64) for name in ("gated", "clipped", "reverse", "threads", "team", "keep", "segment")),
         *((name, ctypes.c_double) for name in ("dt", "clip_low", "clip_high")),
         ("u", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("u_time", "u_row")),
@@ -313,7 +316,7 @@ def _problem(
         "lengths": (lengths, (batch,)),
     }
     p = _Problem(ctypes.sizeof(_Problem), u.dtype.itemsize, steps, batch, m, d, maps == 4, clip is not None, reverse)
-    p.threads, p.keep, p.segment, p.dt = threads(), keep, segment, dt
+    p.threads, p.team, p.keep, p.segment, p.dt = threads(), _TEAM, keep, segment, dt
     if clip is not None:
         p.clip_low, p.clip_high = clip
     u = _inner(u)

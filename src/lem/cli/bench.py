@@ -7,6 +7,8 @@ from typing import Any
 
 from lem import bench
 
+ALSO = ["memory", "modes", "lengths", "odd", "growth", "small", "streaming"]
+
 
 def add(commands: Any) -> None:
     """Add this topic's commands."""
@@ -19,9 +21,8 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--last-step", action="store_true", help="a gradient at the last step only: a classifier")
     parser.add_argument("--flush-denormals", action="store_true", help="let torch flush denormals, for all")
-    parser.add_argument(
-        "--also", nargs="+", default=[], choices=["memory", "lengths", "odd", "growth", "streaming"], metavar="WHAT"
-    )
+    parser.add_argument("--also", nargs="+", default=[], choices=ALSO, metavar="WHAT", help=", ".join(ALSO))
+    parser.add_argument("--skip-speed", action="store_true", help="measure only what --also names")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to FILE as well")
     parser.set_defaults(command=_bench)
 
@@ -36,7 +37,7 @@ def _bench(options: argparse.Namespace) -> int:
     found: dict[str, Any] = {"machine": bench.machine(), "speed": []}
     print(", ".join(f"{key} {value}" for key, value in found["machine"].items()))
     print(f"{'(T, B, m, d)':24} threads  ms [quartiles]          x LSTM  x GRU  x loop  forward x LSTM  GFLOP/s  peak")
-    for threads in options.threads:
+    for threads in [] if options.skip_speed else options.threads:
         for row in bench.speed(
             shapes, threads, options.rounds, options.last_step, options.flush_denormals, options.clock
         ):
@@ -55,13 +56,17 @@ def _bench(options: argparse.Namespace) -> int:
         )
     if "odd" in options.also:
         found["odd"] = _show(bench.odd_sizes(threads, options.rounds, options.clock))
+    large = [s for s in shapes if s in (bench.SHAPES[4], bench.SHAPES[5])]
+    if "modes" in options.also:
+        found["modes"] = _show(bench.modes(large, threads, options.rounds, options.clock))
+    if "small" in options.also:
+        found["small"] = _show(bench.small_batches(threads, options.rounds))
     if "growth" in options.also:
         found["growth"] = _show(bench.growth(threads, options.rounds, options.clock))
     if "streaming" in options.also:
         found["streaming"] = _show(bench.streaming())
     if "memory" in options.also:
-        wanted = [s for s in shapes if s in (bench.SHAPES[4], bench.SHAPES[5])]
-        found["memory"] = _show(bench.memory(wanted, ("store", "recompute", "bounded", "lstm", "loop")))
+        found["memory"] = _show(bench.memory(large, ("store", "recompute", "bounded", "lstm", "loop")))
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(found, indent=1) + "\n")

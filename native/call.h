@@ -1,0 +1,123 @@
+// One call: its sizes, the memory it hands out, rows as panels (tiles.h), and the rows of a group over time.
+#pragma once
+#include "target.h"
+#include "threads.h"
+#include "tiles.h"
+
+namespace {
+
+constexpr ptrdiff_t chunk_rows = LEM_CHUNK_ROWS;
+
+inline ptrdiff_t up(ptrdiff_t n, ptrdiff_t to) { return (n + to - 1) / to * to; }
+inline ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
+
+struct range { ptrdiff_t first, last; };
+
+// Hands out pieces of one block; with a null base it only counts.
+struct arena {
+    char* base;
+    ptrdiff_t used = 0;
+    template <class T> T* take(ptrdiff_t items) {
+        used = up(used, 64);
+        T* const piece = base ? reinterpret_cast<T*>(base + used) : nullptr;
+        used += items * ptrdiff_t(sizeof(T));
+        return piece;
+    }
+};
+
+template <class T> struct call {
+    static constexpr ptrdiff_t L = simd<T>::lanes;
+    const lem_problem& p;
+    const bool gated, clipped;
+    const ptrdiff_t d, m, B;
+    const ptrdiff_t nb, mb;      // blocks of hidden units and of inputs
+    const ptrdiff_t K;           // the inner dimension of both forward products
+    const ptrdiff_t nv;          // vectors per unit block of the first product
+    const ptrdiff_t first_value; // the row of weight_u at which V_z begins
+    const T dt, low, high;
+    explicit call(const lem_problem& q)
+        : p(q), gated(q.gated), clipped(q.clipped), d(q.hidden), m(q.inputs), B(q.batch), nb(up(d, L) / L),
+          mb(up(m, L) / L), K(d + m), nv(q.gated ? 3 : 1), first_value(q.gated ? 2 * d : 0), dt(T(q.dt)),
+          low(T(q.clip_low)), high(T(q.clip_high)) {}
+    ptrdiff_t padded() const { return nb * L; }
+    ptrdiff_t live(ptrdiff_t block) const { return d - block * L < L ? d - block * L : L; }
+    // The unit blocks of one member of a team: whole pairs, as the weights are packed.
+    range blocks(const team& members) const {
+        const ptrdiff_t pairs = (nb + 1) / 2, end = 2 * (pairs * (members.member + 1) / members.size);
+        return {2 * (pairs * members.member / members.size), end < nb ? end : nb};
+    }
+    vec<T> time_step(vec<T> s) const {
+        const vec<T> t = dt * s;
+        return clipped ? clamp<T>(t, low, high) : t;
+    }
+    // d(time step) / d(affine map)
+    vec<T> time_step_slope(vec<T> s) const {
+        const vec<T> t = dt * s, slope = t * (T(1) - s);
+        return clipped ? (t < low ? vec<T>{} : t > high ? vec<T>{} : slope) : slope;
+    }
+};
+
+template <class T> vec<T> load_row(const T* p, ptrdiff_t live) {
+    if (live == simd<T>::lanes) return load_loose(p);
+    alignas(LEM_VECTOR_BYTES) T lanes[simd<T>::lanes] = {};
+    for (ptrdiff_t i = 0; i < live; ++i) lanes[i] = p[i];
+    return load(lanes);
+}
+
+template <class T> void store_row(T* p, vec<T> v, ptrdiff_t live) {
+    if (live == simd<T>::lanes) return store_loose(p, v);
+    for (ptrdiff_t i = 0; i < live; ++i) p[i] = v[i];
+}
+
+// One row of `count` items into a panel whose blocks lie `jump` items apart, zeros behind it; and back.
+template <class T> inline void to_panel(const T* row, ptrdiff_t count, T* panel, ptrdiff_t jump) {
+    for (; count >= simd<T>::lanes; count -= simd<T>::lanes, row += simd<T>::lanes, panel += jump)
+        store(panel, load_loose(row));
+    if (count == 0) return;
+    store(panel, vec<T>{});
+    for (ptrdiff_t i = 0; i < count; ++i) panel[i] = row[i];
+}
+
+template <class T> void from_panel(const T* panel, ptrdiff_t jump, T* row, ptrdiff_t count) {
+    for (; count > 0; count -= simd<T>::lanes, row += simd<T>::lanes, panel += jump)
+        store_row(row, load(panel), count < simd<T>::lanes ? count : simd<T>::lanes);
+}
+
+// The rows that run together, longest first: how many of them are still running at each step.
+struct group {
+    ptrdiff_t n, steps;             // rows, and steps of the longest
+    const int64_t *row, *length;
+    ptrdiff_t* before;              // steps + 1: row-steps before a step
+    group(const lem_plan& plan, ptrdiff_t g, ptrdiff_t* table, bool fill)  // the table is shared; one member fills it
+        : n(plan.begin[g + 1] - plan.begin[g]), steps(plan.length[plan.begin[g]]), row(plan.row + plan.begin[g]),
+          length(plan.length + plan.begin[g]), before(table) {
+        if (!fill) return;
+        ptrdiff_t active = n;
+        before[0] = 0;
+        for (ptrdiff_t s = 0; s < steps; ++s) {
+            while (length[active - 1] <= s) --active;
+            before[s + 1] = before[s] + active;
+        }
+    }
+    ptrdiff_t active(ptrdiff_t s) const { return before[s + 1] - before[s]; }
+    ptrdiff_t time(const lem_problem& p, ptrdiff_t r, ptrdiff_t s) const { return p.reverse ? length[r] - 1 - s : s; }
+    // Chunks are counted from the first step, so that they are the same whatever is kept.
+    ptrdiff_t chunk_end(ptrdiff_t s) const {
+        ptrdiff_t end = s + 1;
+        while (end < steps && before[end + 1] - before[s] <= chunk_rows) ++end;
+        return end;
+    }
+    ptrdiff_t segment_end(ptrdiff_t s, ptrdiff_t segment) const {
+        ptrdiff_t end = s;
+        while (end < steps && end - s < segment) end = chunk_end(end);
+        return end;
+    }
+};
+
+inline ptrdiff_t largest_group(const lem_plan& plan) {
+    ptrdiff_t n = 0;
+    for (ptrdiff_t g = 0; g < plan.groups; ++g) n = larger(n, plan.begin[g + 1] - plan.begin[g]);
+    return n;
+}
+
+}  // namespace

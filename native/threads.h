@@ -1,0 +1,91 @@
+// Threads: how a call is spread over them, how several of them share the rows of one group, denormals off while they run.
+#pragma once
+#include "target.h"
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <sched.h>
+#endif
+
+namespace {
+
+// Vanishing gradients become denormal after some hundred steps and would make every operation many times slower.
+struct flush_denormals {
+#if defined(__SSE2__)
+    unsigned before = _mm_getcsr();
+    flush_denormals() { _mm_setcsr(before | 0x8040); }
+    ~flush_denormals() { _mm_setcsr(before); }
+#endif
+};
+
+// body(t, count) on each of `count` threads; the runtime may give fewer than asked for.
+template <class F> void parallel(ptrdiff_t threads, const F& body) {
+#if defined(_OPENMP)
+    if (threads > 1) {
+#pragma omp parallel num_threads(int(threads))
+        {
+            flush_denormals flush;
+            body(ptrdiff_t(omp_get_thread_num()), ptrdiff_t(omp_get_num_threads()));
+        }
+        return;
+    }
+#endif
+    flush_denormals flush;
+    body(ptrdiff_t(0), ptrdiff_t(1));
+}
+
+// The threads that run one group of rows together, and which of them this is.
+struct team {
+    static constexpr ptrdiff_t line = 8;  // items between two members' counters: a cache line
+    ptrdiff_t size = 1, member = 0;
+    int64_t* met = nullptr;               // how often each member has arrived
+    ptrdiff_t patience = 0;
+    int64_t round = 0;
+
+    bool leads() const { return member == 0; }
+
+    // Wait until all members have come here. What each wrote before is then seen by all.
+    void meet() {
+        if (size == 1) return;
+        __atomic_store_n(met + member * line, ++round, __ATOMIC_RELEASE);
+        for (ptrdiff_t other = 0; other < size; ++other)
+            for (ptrdiff_t spins = 0; __atomic_load_n(met + other * line, __ATOMIC_ACQUIRE) < round; ++spins) wait(spins);
+    }
+    // A partner is late by a fraction of a step; if it is much later, it has lost its processor, perhaps to us.
+    void wait(ptrdiff_t spins) const {
+#if defined(__SSE2__)
+        _mm_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
+#endif
+#if defined(__unix__) || defined(__APPLE__)
+        if (spins >= patience) sched_yield();
+#endif
+        (void)spins;
+    }
+};
+
+// body(slot, team) once for each of the plan's teams, by all its members. With fewer threads than planned every slot is
+// run by one thread alone: the results are the same.
+template <class F> void in_teams(const lem_plan& plan, int64_t* met, const F& body) {
+    const ptrdiff_t slots = plan.threads / plan.team;
+    parallel(plan.threads, [&](ptrdiff_t t, ptrdiff_t count) {
+        if (count == plan.threads) {
+            const ptrdiff_t slot = t / plan.team;
+            team members{plan.team, t % plan.team, met + slot * plan.team * team::line, plan.patience};
+            body(slot, members);
+        } else {
+            for (ptrdiff_t slot = t; slot < slots; slot += count) {
+                team alone;
+                body(slot, alone);
+            }
+        }
+    });
+}
+
+}  // namespace
