@@ -516,6 +516,22 @@ def test_single_steps_equal_the_sequence(target, variant):
     assert_close(stepper.z, final[1], "exact")
 
 
+def test_a_stepper_advances_tables_of_any_number_of_rows_in_place(target):
+    cell = build(3, 17)
+    stepper = native.Stepper(cell)
+    for rows in (2, 65, 1, 300, 7):
+        u, (y, z) = inputs(1, rows, 3)[0], (torch.randn(rows, 17, dtype=cell.weight_z.dtype) for _ in range(2))
+        expected = cell.sequence(u[None], (y, z))[1]
+        y, z = y.clone(), z.clone()
+        stepper.advance(u, y, z)
+        assert_close(y, expected[0], "exact")
+        assert_close(z, expected[1], "exact")
+    with pytest.raises(ValueError, match=r"`z` of Stepper\.advance must be a contiguous"):
+        stepper.advance(u, y, z.T.contiguous().T)
+    with pytest.raises(ValueError, match=r"`u` of Stepper\.advance must be"):
+        stepper.advance(u.to(torch.float16), y, z)
+
+
 def test_the_struct_has_the_size_the_library_expects():
     p = native._Problem(ctypes.sizeof(native._Problem) - 8, 4, 1, 1, 1, 1, 1)
     assert native._library().lem_saved_bytes(p) < 0

@@ -3,6 +3,7 @@
 import hypothesis
 import numpy as np
 import pytest
+import torch
 from hypothesis import strategies as st
 
 from lem.cells import CELLS
@@ -34,12 +35,17 @@ def test_every_cell_streams_what_it_would_say_to_each_prefix(cell):
 
 @hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=6), st.sampled_from(["classifier", "regressor", "forecaster"])
+    st.lists(st.one_of(st.just(1), st.integers(1, 40)), min_size=1, max_size=8),
+    st.sampled_from(["classifier", "regressor", "forecaster"]),
 )
 def test_any_chunking_gives_the_batch_answer(chunks, kind):
     model, X = predictor(kind), series(sum(chunks))
     stream, pieces = model.stream(), np.split(X[0], np.cumsum(chunks)[:-1], axis=1)
-    answers = np.concatenate([stream.push(piece) for piece in pieces])
+    # One step comes as a sample, by the stepper, or as a chunk of one: by turns.
+    alone = [i % 2 == 0 and piece.shape[1] == 1 for i, piece in enumerate(pieces)]
+    answers = np.concatenate(
+        [stream.push(piece[:, 0])[None] if single else stream.push(piece) for piece, single in zip(pieces, alone)]
+    )
     assert_close(answers, model.stream().push(X[0]), "stream")
     final = model.predict_proba(X) if kind == "classifier" else model.predict(X)
     assert_close(answers[-1], final[0], "stream")
@@ -52,6 +58,45 @@ def test_one_sample_has_no_axis_of_steps_and_numbers_serve_one_channel():
     single = Predictor("regressor", 1, 1, {"cell": "lem", "hidden_size": 4}, flat=True).eval()
     assert np.shape(single.stream().push(0.5)) == ()
     assert np.shape(single.stream().push([0.5, 0.25, 1.0])) == (3,)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "regressor", "forecaster"])
+@pytest.mark.parametrize(
+    "options",
+    [{"num_layers": 3, "clip": (0.1, 0.6)}, {"single_scale": True}, {"bias": False, "learn_initial_state": True}],
+)
+def test_single_steps_run_on_the_kernel_and_equal_the_batch(kind, options):
+    """In any order and company: rows that lie together are stepped in place, others are copied and put back."""
+    model, X = predictor(kind, **options), series(30, n=5)
+    table = model.streams()
+    table.add(*range(5))
+    whole = [model.stream().push(x) for x in X]
+    random, steps = np.random.default_rng(0), [0] * 5
+    for _ in range(60):
+        ids = random.permutation(5)[: random.integers(1, 6)].tolist()
+        ids = sorted(ids) if random.random() < 0.5 else ids
+        answers = table.push(ids, np.asfortranarray([X[i, :, steps[i] % 30] for i in ids]))
+        for i, answer in zip(ids, answers):
+            steps[i] += 1
+            if steps[i] <= 30:
+                assert_close(answer, whole[i][steps[i] - 1], "stream")
+    assert min(steps) > 20
+    assert len(table._steppers) == options.get("num_layers", 1)
+    assert predictor(kind, backend="loop").streams()._ready() == []
+    assert predictor(kind, cell="lstm").streams()._ready() == []
+
+
+def test_a_stream_follows_weights_that_change():
+    model, X = predictor(), series(2)
+    stream = model.stream()
+    stream.push(X[0][:, 0])
+    with torch.no_grad():
+        for weight in model.model.recurrent.parameters():
+            weight.mul_(0.5)
+    fresh = model.stream()
+    fresh.restore(stream.snapshot())
+    chunk = fresh.push(X[0][:, 1:])  # reads the weights anew
+    assert_close(stream.push(X[0][:, 1]), chunk[0], "stream")
 
 
 def test_many_streams_come_and_go_without_touching_each_other():
@@ -111,6 +156,10 @@ def test_wrong_pushes_are_named():
         table.push(["a"], [[0.0, 0.0, 0.0]])
     with pytest.raises(ValueError, match="got nan in row 0, channel 1, step 0"):
         table.push(["a"], [[0.0, np.nan]])
+    with pytest.raises(ValueError, match="got inf in row 0, channel 0, step 1"):
+        table.push(["a"], [[[0.0, np.inf], [0.0, 0.0]]])
+    with pytest.raises(ValueError, match=r"must be \(0, 2\)"):
+        table.push([], np.zeros((0, 2)))
     with pytest.raises(ValueError, match="'a' again"):
         table.add("a")
     with pytest.raises(ValueError, match="named once"):

@@ -588,7 +588,8 @@ def check_options(backend: str, memory: str | int) -> None:
 class Stepper:
     """One step at a time with the least overhead: write into `u`, call `step()`, read `y` and `z`.
 
-    All three are tensors that stay where they are. The weights are read once, here; `reload` reads them again.
+    All three are tensors that stay where they are. `advance` steps tensors of the caller's instead, with any number of
+    rows. The weights are read once, here; `reload` reads them again.
     """
 
     def __init__(self, cell: Any, batch: int = 1) -> None:
@@ -619,8 +620,28 @@ class Stepper:
         _check(library.lem_pack(p, address))
         self._problem, self._address, self._call = p, ctypes.c_void_p(address), library.lem_step
         self._pointer = ctypes.byref(p)
-        del alive
+        self._given, self._given_work = _Problem.from_buffer_copy(p), self._work
+        self._alive = alive
 
     def step(self) -> None:
         """Advance `y` and `z` by one step with the input in `u`."""
         _check(self._call(self._pointer, self._address))
+
+    def advance(
+        self, u: Float[Tensor, "rows input"], y: Float[Tensor, "rows hidden"], z: Float[Tensor, "rows hidden"]
+    ) -> None:
+        """Advance `y` and `z` in place by one step with the input `u`; all three must be contiguous."""
+        p, rows = self._given, len(u)
+        for name, tensor, size in (("u", u, p.inputs), ("y", y, p.hidden), ("z", z, p.hidden)):
+            if tensor.shape != (rows, size) or tensor.dtype != self.u.dtype or not tensor.is_contiguous():
+                raise ValueError(
+                    f"`{name}` of Stepper.advance must be a contiguous {self.u.dtype} tensor of shape {(rows, size)}; "
+                    f"got {tensor.dtype} of shape {tuple(tensor.shape)}."
+                )
+        if rows != p.batch:
+            p.batch = rows
+            if _library().lem_work_bytes(p, 0) > p.work_bytes:
+                self._given_work = _with_work(p, False)
+        p.u, p.y_0, p.z_0 = u.data_ptr(), y.data_ptr(), z.data_ptr()
+        p.y_n, p.z_n = p.y_0, p.z_0
+        _check(self._call(ctypes.byref(p), self._address))

@@ -123,15 +123,17 @@ class Predictor(nn.Module):
         """Return the answer after the last step, or after every step, and the state that continues the series."""
         x = self.standardise(u)
         features, state = self.model.features(x, state, lengths, every_step)
+        last = x if every_step else x[-1] if lengths is None else x[lengths - 1, torch.arange(len(lengths))]
+        return self.answer(features, last), state
+
+    def answer(self, features: Float[Tensor, "*axes feature"], last: Float[Tensor, "*axes input"]) -> Tensor:
+        """Read out: from what the model shows and the last input seen to the answer in the user's units."""
         raw = self.model.readout(features)
         if self.kind == "classifier":
-            return torch.softmax(raw, dim=-1), state
-        if self.kind == "regressor":
-            return raw.to(torch.float64) * self.target_scale + self.target_mean, state
-        # A forecast is said as the distance from the last value seen.
-        last = x if every_step else x[-1] if lengths is None else x[lengths - 1, torch.arange(len(lengths))]
-        ahead = last[..., None, : self.channels] + raw.unflatten(-1, (self.horizon, self.outputs))
-        return ahead.to(torch.float64) * self.target_scale + self.target_mean, state
+            return torch.softmax(raw, dim=-1)
+        if self.kind == "forecaster":  # said as the distance from the last value seen
+            raw = last[..., None, : self.channels] + raw.unflatten(-1, (self.horizon, self.outputs))
+        return raw.to(torch.float64) * self.target_scale + self.target_mean
 
     # --- with arrays ------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 A stream carries the state of the model from push to push, so each step costs the same however long the stream has run.
 What it answers after each step is what `predict` would answer if the series ended there, for any cutting into chunks.
+A chunk runs as any sequence does; a single step of LEM is taken in the table of states itself, by the kernel's stepper.
 """
 
 from collections.abc import Hashable, Iterable
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from lem.cells import State
 from lem.model import SequenceModel
+from lem.native import Stepper
 
 
 class Streamable(Protocol):
@@ -26,6 +28,14 @@ class Streamable(Protocol):
         self, u: Tensor, state: State | None = None, lengths: Tensor | None = None, every_step: bool = False
     ) -> tuple[Tensor, State]:
         """Run over a chunk."""
+        ...
+
+    def standardise(self, u: Tensor) -> Tensor:
+        """Turn raw series into model input."""
+        ...
+
+    def answer(self, features: Tensor, last: Tensor) -> Tensor:
+        """Read out."""
         ...
 
     def shape(self, answers: np.ndarray) -> np.ndarray:
@@ -46,6 +56,9 @@ class Streams:
         predictor.model.eval()
         self._rows: dict[Hashable, int] = {}
         self._free: list[int] = []
+        self._weights = list(predictor.model.recurrent.parameters())
+        self._packed: list[tuple[int, int]] = []
+        self._steppers: list[Stepper] = []
         with torch.inference_mode():
             self._fresh = predictor.model.init_state(1)
             self._table = tuple(field[:, :0] for field in self._fresh)
@@ -83,36 +96,68 @@ class Streams:
         """End streams; their rows are reset and used again."""
         rows = self._find(ids)
         for field, fresh in zip(self._table, self._fresh):
-            field[:, rows] = fresh
-        self._free += rows.tolist()
+            field[:, torch.tensor(rows)] = fresh
+        self._free += rows
         for stream in ids:
             del self._rows[stream]
 
     @torch.inference_mode()
     def push(self, ids: Iterable[Hashable], samples: Any) -> np.ndarray:
         """Advance streams and return what the model answers: (k, ...) after one step, (k, steps, ...) after each."""
-        ids = list(ids)
         rows = self._find(ids)
-        u = torch.as_tensor(np.asarray(samples, dtype=np.float64))
-        single = u.dim() == 2
-        u = u[:, :, None] if single else u
-        if u.dim() != 3 or u.shape[0] != len(ids) or u.shape[1] != self.predictor.channels or u.shape[2] == 0:
-            k, channels = len(ids), self.predictor.channels
+        given = np.asarray(samples, dtype=np.float64, order="C")
+        k, channels = len(rows), self.predictor.channels
+        if given.shape[:2] != (k, channels) or given.ndim > 3 or given.size == 0:
             raise ValueError(
                 f"`samples` of push must be ({k}, {channels}) or ({k}, {channels}, steps), one row per stream; "
-                f"got {tuple(np.shape(samples))}."
+                f"got {given.shape}."
             )
-        _check_finite(u, self.predictor.missing)
-        state = tuple(field.index_select(1, rows) for field in self._table)
-        answers, state = self.predictor(u.permute(2, 0, 1), state, None, True)
-        for field, new in zip(self._table, state):
-            field.index_copy_(1, rows, new)
-        shaped = self.predictor.shape(answers.numpy())
-        return shaped[-1] if single else shaped.swapaxes(0, 1)
+        _check_finite(given, self.predictor.missing)
+        u = torch.from_numpy(given)
+        # Rows that lie together, as those of one stream or of all, are stepped where they are; others as a copy.
+        together = rows == list(range(rows[0], rows[0] + k))
+        place: slice | Tensor = slice(rows[0], rows[0] + k) if together else torch.tensor(rows)
+        state: State = tuple(field[:, place] for field in self._table)
+        if given.ndim == 2 and (steppers := self._ready()):
+            x = self.predictor.standardise(u)
+            answers, new = self.predictor.answer(self._step(steppers, x, state), x), state
+        else:
+            u = u[:, :, None] if given.ndim == 2 else u
+            answers, new = self.predictor(u.permute(2, 0, 1), state, None, True)
+            answers = answers[-1] if given.ndim == 2 else answers.transpose(0, 1)
+        if new is not state or not together:
+            for field, after in zip(self._table, new):
+                field[:, place] = after
+        return self.predictor.shape(answers.numpy())
+
+    def _ready(self) -> list[Stepper]:
+        """Return one stepper per layer, with the weights as they are now; none where the kernel cannot serve."""
+        weights = [(p._version, p.data_ptr()) for p in self._weights]
+        if weights != self._packed:
+            cells = self.predictor.model.cells
+            fits = all(
+                cell.backend_for(self._weights[0].new_zeros(1, 1, cell.input_size))[0] == "native" for cell in cells
+            )
+            self._steppers = [Stepper(cell) for cell in cells] if fits else []
+            self._packed = weights
+        return self._steppers
+
+    def _step(self, steppers: list[Stepper], x: Tensor, state: State) -> Tensor:
+        """Advance the state in place by one step; return what the readout reads."""
+        y, z, *pooled = state
+        for stepper, y_layer, z_layer in zip(steppers, y.unbind(0), z.unbind(0)):
+            stepper.advance(x, y_layer, z_layer)
+            x = y_layer
+        if not pooled:
+            return x
+        total, count = pooled
+        total += x
+        count += 1
+        return torch.cat([x, total[0] / count[0]], dim=-1)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of all streams: {"ids": [...], "state": [tensors (layers, streams, size)]}."""
-        rows = self._find(self._rows)
+        rows = torch.tensor(self._find(self._rows), dtype=torch.int64)
         return {"ids": self.ids, "state": [field.index_select(1, rows).clone() for field in self._table]}
 
     @torch.inference_mode()
@@ -127,14 +172,14 @@ class Streams:
         self._free = []
         self._table = tuple(field.clone() for field in state)
 
-    def _find(self, ids: Iterable[Hashable]) -> Tensor:
+    def _find(self, ids: Iterable[Hashable]) -> list[int]:
         try:
             rows = [self._rows[stream] for stream in ids]
         except KeyError as error:
             raise ValueError(f"A stream must have been added before it is used; got {error.args[0]!r}.") from None
         if len(set(rows)) != len(rows):
             raise ValueError("Each stream must be named once in one call; got one twice.")
-        return torch.tensor(rows, dtype=torch.int64)
+        return rows
 
 
 class Stream:
@@ -169,11 +214,9 @@ class Stream:
         self._streams.restore(snapshot)
 
 
-def _check_finite(u: Tensor, missing: str) -> None:
-    bad = torch.isinf(u) if missing == "mask" else ~torch.isfinite(u)
-    if bool(bad.any()):
-        row, channel, step = (int(i) for i in bad.nonzero()[0])
-        raise ValueError(
-            f"`samples` of push must be finite; got {u[row, channel, step].item()} in row {row}, channel {channel}, "
-            f"step {step}."
-        )
+def _check_finite(given: np.ndarray, missing: str) -> None:
+    bad = np.isinf(given) if missing == "mask" else ~np.isfinite(given)
+    if bad.any():
+        row, channel, step = (*(int(i) for i in np.argwhere(bad)[0]), 0)[:3]
+        value = given[tuple(np.argwhere(bad)[0])]
+        raise ValueError(f"`samples` of push must be finite; got {value} in row {row}, channel {channel}, step {step}.")
