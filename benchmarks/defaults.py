@@ -33,7 +33,7 @@ from lem.train import evaluate
 
 FOLDS = 3
 FIRST = {"pool": "both", "learning_rate": 5e-3, "epochs": 300}
-TRAININGS = ({}, {"pool": "last"}, {"learning_rate": 2e-3}, {"learning_rate": 1e-2}, {"epochs": 150}, {"epochs": 600})
+TRAININGS = ({}, {"pool": "last"}, {"learning_rate": 2e-3}, {"learning_rate": 1e-2}, {"epochs": 150})
 RULES = ("best accuracy", "the same with patience 50", "the same with patience 100", "best loss", "last epoch")
 RESULTS = Path(__file__).parent / "results" / "defaults.json"
 PAGE = Path(__file__).parent.parent / "docs" / "estimators.md"

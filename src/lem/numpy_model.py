@@ -18,7 +18,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 class Model:
-    """Standardise, run LEM over time, read out."""
+    """Standardise, run LEM over time (with both gates, or with a single scale and none), read out."""
 
     def __init__(self, path: str | Path) -> None:
         arrays = np.load(path, allow_pickle=False)
@@ -28,32 +28,35 @@ class Model:
 
     def __call__(self, series: np.ndarray, state: list | None = None) -> tuple[np.ndarray, list]:
         """Return the answer after the last step, and the state that continues the series."""
-        w, config = self.w, self.config
+        w, config, cells = self.w, self.config, []
         x = ((series - w["mean"]) / w["scale"]).astype(np.float32)
         if config["missing"] == "mask":
             absent = np.isnan(x)
             x = np.concatenate([np.where(absent, 0, x), absent.astype(np.float32)], axis=-1)
-        layers, batch, steps = config["layers"], len(x), x.shape[1]
-        d = w["weight_z.0"].shape[0]
-        if state is None:
-            state = [np.repeat(w[name], batch, axis=1) for name in ("y_0", "z_0")]
-            state += [np.zeros((batch, d), np.float32), 0]
-        y, z, total, count = [state[0].copy(), state[1].copy(), state[2].copy(), state[3]]
-        for t in range(steps):
-            u = x[:, t]
-            for k in range(layers):  # equation (3) of the paper, layer by layer
-                g1, g2, z_u, y_u = np.split(u @ w[f"weight_u.{k}"].T + w[f"bias.{k}"], 4, axis=1)
-                h1, h2, z_y = np.split(y[k] @ w[f"weight_y.{k}"].T, 3, axis=1)
-                dt_z = np.clip(config["dt"] * sigmoid(g1 + h1), *config["clip"])
-                dt_y = np.clip(config["dt"] * sigmoid(g2 + h2), *config["clip"])
-                z[k] = (1 - dt_z) * z[k] + dt_z * np.tanh(z_y + z_u)
-                y[k] = (1 - dt_y) * y[k] + dt_y * np.tanh(z[k] @ w[f"weight_z.{k}"].T + y_u)
-                u = y[k]
-            total += u
-        count += steps
-        shown = np.concatenate([u, total / np.float32(count)], axis=1) if config["pool"] == "both" else u
-        raw = shown @ w["readout.weight"].T + w["readout.bias"]
-        return self.finish(raw, x[:, -1]), [y, z, total, count]
+        y, z, total, count = state or [np.repeat(w[name], len(x), axis=1) for name in ("y_0", "z_0")] + [0.0, 0]
+        last, directions, count = x[:, -1], config["directions"], count + x.shape[1]
+        for first in range(0, len(y), directions):  # layer by layer, each forwards and perhaps backwards too
+            runs = [self.run(k, x, y[k], z[k], backwards=k > first) for k in range(first, first + directions)]
+            cells += runs
+            x = np.concatenate([run[0] for run in runs], axis=-1)
+        total = total + x.sum(axis=1)
+        shown = [run[1] for run in runs] + [total / np.float32(count)] * (config["pool"] == "both")
+        raw = np.concatenate(shown, axis=-1) @ w["readout.weight"].T + w["readout.bias"]
+        return self.finish(raw, last), [*(np.stack([run[i] for run in cells]) for i in (1, 2)), total, count]
+
+    def run(self, k: int, x: np.ndarray, y: np.ndarray, z: np.ndarray, backwards: bool) -> tuple[np.ndarray, ...]:
+        """Run equation (3) of the paper with the weights of cell k; return y of all steps, the last y, the last z."""
+        w_u, w_y, w_z, bias = (self.w[f"{name}.{k}"] for name in ("weight_u", "weight_y", "weight_z", "bias"))
+        dt, clip, maps, steps = self.config["dt"][k], self.config["clip"][k], len(w_u) // len(w_z), x.shape[1]
+        from_u, outputs = x @ w_u.T + bias, np.empty((*x.shape[:2], len(w_z)), np.float32)
+        for t in reversed(range(steps)) if backwards else range(steps):
+            *gates_u, z_u, y_u = np.split(from_u[:, t], maps, axis=1)
+            *gates_y, z_y = np.split(y @ w_y.T, maps - 1, axis=1)
+            dt_z, dt_y = [np.clip(dt * sigmoid(g + h), *clip) for g, h in zip(gates_u, gates_y)] or (dt, dt)
+            z = (1 - dt_z) * z + dt_z * np.tanh(z_y + z_u)
+            y = (1 - dt_y) * y + dt_y * np.tanh(z @ w_z.T + y_u)
+            outputs[:, t] = y
+        return outputs, y, z
 
     def finish(self, raw: np.ndarray, last: np.ndarray) -> np.ndarray:
         """Turn the readout into the user's units."""

@@ -44,6 +44,9 @@ def add(commands: Any) -> None:
     export = commands.add_parser("export", help="write a model for machines without this library")
     export.add_argument("model", type=Path, help="a model file of `lem fit`")
     export.add_argument("--to", choices=("onnx", "torch", "numpy"), required=True, help="for onnxruntime, torch, NumPy")
+    export.add_argument(
+        "--kernel", action="store_true", help="with --to torch: run LEM's kernel, where lem is installed"
+    )
     export.add_argument("--out", type=Path, help="the folder to write (default: MODEL-TO)")
     export.set_defaults(command=_export)
 
@@ -222,9 +225,9 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from lem.export import ALLOWED, export
+    from lem.export import allowance, export
 
     folder = options.out or options.model.with_name(f"{options.model.stem}-{options.to}")
-    export(Predictor.load(options.model), options.to, folder)
-    print(f"{folder}: self-test passed (to {ALLOWED:g})")
+    export(Predictor.load(options.model), options.to, folder, portable=not options.kernel)
+    print(f"{folder}: self-test passed (to {allowance(folder):.2g})")
     return 0
