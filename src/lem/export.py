@@ -147,7 +147,7 @@ def exported_program(predictor: Predictor, *, portable: bool = True) -> torch.ex
     dynamic = torch.export.Dim.DYNAMIC
     example = (torch.zeros(2, 3, predictor.channels), tuple(predictor.model.init_state(2)))
     shapes = ({0: dynamic, 1: dynamic}, tuple({1: dynamic} for _ in example[1]))
-    with torch.no_grad():
+    with torch.no_grad(), _quiet():
         try:
             return torch.export.export(_Loop(predictor, portable).eval(), example, dynamic_shapes=shapes)
         except torch._dynamo.exc.UserError as error:
@@ -177,7 +177,7 @@ def _run_torch(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
 def _write_onnx(predictor: Predictor, folder: Path) -> None:
     _need("onnx", "onnxruntime", "onnxscript")
     names = state_names(predictor)
-    with contextlib.redirect_stdout(io.StringIO()), _quiet():
+    with _quiet():
         program = torch.onnx.export(
             exported_program(predictor),
             input_names=["series", *names],
@@ -282,16 +282,19 @@ def _need(*libraries: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Keep what the exporter tells about itself (missing torchvision, deprecations inside torch) from the user."""
+    """Keep what torch's tracers tell about themselves (a graph, missing torchvision, deprecations) from the user."""
     import logging
     import warnings
 
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
