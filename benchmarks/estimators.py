@@ -94,16 +94,17 @@ def measure(folder, results):
 
 def table(results):
     """Write the results as a Markdown table; what was not measured is missing."""
-    lines = ["| data set | LEM | LSTM | 1-NN | linear | LEM fit, CPU time |", "|---|---|---|---|---|---|"]
+    lines = ["| data set | LEM | LSTM | 1-NN | linear | LEM fit | LSTM fit |", "|---|---|---|---|---|---|---|"]
     for name in SETS:
         cells = []
         for method in ("LEM", "LSTM", "1-NN", "linear"):
             found = [v["score"] for k, v in results["fits"].items() if k.startswith(f"{name}/{method}/")]
             spread = f" ± {np.std(found):.3f}" if len(found) > 1 else ""
             cells.append(f"{np.mean(found):.3f}{spread}" if found else "missing")
-        times = [v["cpu_seconds"] for k, v in results["fits"].items() if k.startswith(f"{name}/LEM/")]
-        what = " (RMSE)" if name in REGRESSION else ""
-        lines.append(f"| {name}{what} | {' | '.join(cells)} | {f'{np.median(times):.1f} s' if times else 'missing'} |")
+        for method in ("LEM", "LSTM"):
+            times = [v["seconds"] for k, v in results["fits"].items() if k.startswith(f"{name}/{method}/")]
+            cells.append(f"{np.median(times):.1f} s" if times else "missing")
+        lines.append(f"| {name}{' (RMSE)' if name in REGRESSION else ''} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -112,10 +113,11 @@ def main():
     parser.add_argument("--table", action="store_true", help="measure nothing, only write the table into the page")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("LEM_DATA", "data")) / "ucr_uea")
     options = parser.parse_args()
-    results = {"environment": environment(), "fits": {}}
+    results = {"environment": {**environment(), "threads": torch.get_num_threads()}, "fits": {}}
     if RESULTS.is_file():
         results = json.loads(RESULTS.read_text())
-    results["environment"]["threads"] = torch.get_num_threads()
+        if results["environment"]["commit"] != environment()["commit"] and not options.table:
+            parser.error(f"{RESULTS.name} is of another commit: remove it to measure anew")
     if not options.table:
         measure(options.data, results)
     before, mark, rest = PAGE.read_text().partition(f"{MARK}\n")

@@ -9,7 +9,7 @@ from lem.estimators import LEMClassifier
 from lem.tables import read
 
 
-def main(train: str, test: str, epochs: int = 300) -> float:
+def main(train: str, test: str, epochs: int = 150) -> float:
     X, y, _ = read(train)
     X_test, y_test, _ = read(test)
     model = LEMClassifier(epochs=epochs, random_state=0).fit(X, y)

@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
     fit.add_argument("--hidden-size", type=int, default=64, help="units (default 64)")
     fit.add_argument("--layers", type=int, default=1, help="stacked layers (default 1)")
     fit.add_argument("--dt", type=float, help="time step (default: by the length)")
-    fit.add_argument("--epochs", type=int, default=300, help="most passes over the data (default 300)")
+    fit.add_argument("--epochs", type=int, default=150, help="most passes over the data (default 150)")
     fit.add_argument("--learning-rate", type=float, default=5e-3, help="largest learning rate (default 0.005)")
     fit.add_argument("--balanced", action="store_true", help="weight classes by their rarity")
     fit.add_argument("--mask-missing", action="store_true", help="accept missing values and mark them for the model")

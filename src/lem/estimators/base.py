@@ -94,8 +94,8 @@ class SeriesEstimator(BaseEstimator):
         learning_rate: the largest rate of the one-cycle schedule.
         weight_decay: the L2 term of Adam.
         validation_fraction: the part of the series held out to choose the best epoch; 0 keeps the last one.
-        patience: stop after this many epochs without improvement on the held-out part; None runs all epochs, since the
-            one-cycle rate needs its end, and still keeps the best.
+        patience: stop after this many epochs without improvement on the held-out part; None runs all epochs and still
+            keeps the best.
         missing: "error" refuses NaN and names the place; "mask" feeds zeros and a channel that marks them.
         random_state: of the weights, the split and the order of the batches.
         device: where to train and predict.
@@ -123,12 +123,12 @@ class SeriesEstimator(BaseEstimator):
         dt: float | str = "auto",
         cell_options: dict[str, Any] | None = None,
         dropout: float = 0.0,
-        epochs: int = 300,
+        epochs: int = 150,
         batch_size: int | str = "auto",
         learning_rate: float = 5e-3,
         weight_decay: float = 0.0,
         validation_fraction: float = 0.2,
-        patience: int | None = None,
+        patience: int | None = 100,
         missing: str = "error",
         random_state: Any = None,
         device: str = "cpu",
