@@ -13,17 +13,14 @@ docs/estimators.md shows the table.
 
 import argparse
 import json
-import os
-import sys
 import time
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
 import torch
 from sklearn.model_selection import KFold, StratifiedKFold
 
-from estimators import REGRESSION, SETS, score
+from estimators import REGRESSION, SETS, add_options, run, score
 from lem.checkpoint import write_atomically
 from lem.estimators import LEMClassifier, LEMRegressor
 from lem.experiment import environment
@@ -106,26 +103,13 @@ def fit(folder, name, change, fold):
     return result
 
 
-def measure(folder, trainings, results, jobs, until):
-    tasks = [
-        (f"{label(change)}/{name}/{fold}", (folder, name, change, fold))
+def tasks(folder, trainings):
+    return {
+        f"{label(change)}/{name}/{fold}": (folder, name, change, fold)
         for change in trainings
         for name in SETS
         for fold in range(FOLDS)
-    ]
-    tasks, running = [task for task in tasks if task[0] not in results["fits"]], {}
-    with ProcessPoolExecutor(jobs) as pool:
-        while tasks or running:
-            while tasks and len(running) < jobs and time.monotonic() < until:
-                key, task = tasks.pop(0)
-                running[pool.submit(fit, *task)] = key
-            if not running:
-                sys.exit(f"{len(tasks)} fits are left: run again to continue")
-            for done in wait(running, return_when=FIRST_COMPLETED).done:
-                key = running.pop(done)
-                results["fits"][key] = done.result()
-                write_atomically(RESULTS, (json.dumps(results, indent=1) + "\n").encode())
-                print(key, done.result(), flush=True)
+    }
 
 
 def means(results, training, rule):
@@ -166,22 +150,19 @@ def table(results, trainings):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("LEM_DATA", "data")) / "ucr_uea")
-    parser.add_argument("--jobs", type=int, default=2, help="fits at once, on one thread each (default 2)")
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no fit after so long")
+    add_options(parser)
     options = parser.parse_args()
-    until = time.monotonic() + 60.0 * options.minutes
     results = {"environment": environment(), "first": FIRST, "fits": {}}
     if RESULTS.is_file():
         results = json.loads(RESULTS.read_text())
-    measure(options.data, TRAININGS, results, options.jobs, until)
+    run(fit, tasks(options.data, TRAININGS), results, RESULTS, options.jobs, options.minutes)
     _, _, ranks = choose(results, TRAININGS)
     together = {}
     for i in np.argsort(ranks, kind="stable"):
         if ranks[i] < ranks[0]:
             together = {**TRAININGS[i], **together}  # of two values of one thing the better
     trainings = [*TRAININGS, together] if together not in TRAININGS else list(TRAININGS)
-    measure(options.data, trainings, results, options.jobs, until)
+    run(fit, tasks(options.data, trainings), results, RESULTS, options.jobs, options.minutes)
     by_rule, rule, ranks = choose(results, trainings)
     results["mean_ranks"] = {"rules": by_rule, "trainings": dict(zip(map(label, trainings), ranks))}
     results["chosen"] = {**FIRST, **trainings[int(ranks.argmin())], "epoch chosen by": rule}

@@ -9,10 +9,11 @@ interrupted run continues; docs/estimators.md shows the table.
 """
 
 import argparse
-import itertools
 import json
 import os
+import sys
 import time
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -69,27 +70,38 @@ def score(name, model, X, y):
     return float(np.sqrt(((predicted - y) ** 2).mean()) if name in REGRESSION else (predicted == y).mean())
 
 
-def measure(folder, results):
-    # The quickest first.
-    for method, name in itertools.product(("1-NN", "linear", "LEM", "LSTM"), SETS):
-        X, y, _ = read(folder / name / f"{name}_TRAIN.ts")
-        X_test, y_test, _ = read(folder / name / f"{name}_TEST.ts")
-        length = max(x.shape[1] for x in X)
-        recurrent = method in ("LEM", "LSTM")
-        for seed in SEEDS if recurrent else SEEDS[:1]:
-            key = f"{name}/{method}/{seed}"
-            if key in results["fits"]:
-                continue
-            model = methods(name)[method](seed)
-            begun, cpu = time.monotonic(), time.process_time()
-            model.fit(X if recurrent else padded(X, length), y)
-            wall, cpu = time.monotonic() - begun, time.process_time() - cpu
-            found = score(name, model, X_test if recurrent else padded(X_test, length), y_test)
-            results["fits"][key] = {"score": found, "seconds": round(wall, 2), "cpu_seconds": round(cpu, 2)}
-            if recurrent:
-                results["fits"][key] |= {"dt": model.dt_, "best_epoch": model.best_epoch_}
-            write_atomically(RESULTS, (json.dumps(results, indent=1) + "\n").encode())
-            print(key, results["fits"][key], flush=True)
+def fit(folder, name, method, seed):
+    """Fit one method on the training split and score it on the test split."""
+    torch.set_num_threads(1)
+    X, y, _ = read(folder / name / f"{name}_TRAIN.ts")
+    X_test, y_test, _ = read(folder / name / f"{name}_TEST.ts")
+    length = max(x.shape[1] for x in X)
+    recurrent = method in ("LEM", "LSTM")
+    model = methods(name)[method](seed)
+    begun, cpu = time.monotonic(), time.process_time()
+    model.fit(X if recurrent else padded(X, length), y)
+    wall, cpu = time.monotonic() - begun, time.process_time() - cpu
+    found = score(name, model, X_test if recurrent else padded(X_test, length), y_test)
+    result = {"score": found, "seconds": round(wall, 2), "cpu_seconds": round(cpu, 2)}
+    return {**result, "dt": model.dt_, "best_epoch": model.best_epoch_} if recurrent else result
+
+
+def run(work, tasks, results, path, jobs, minutes):
+    """Do the tasks that have no result yet, some at once; keep each result when it is there."""
+    until = time.monotonic() + 60.0 * minutes
+    tasks, running = [task for task in tasks.items() if task[0] not in results["fits"]], {}
+    with ProcessPoolExecutor(jobs) as pool:
+        while tasks or running:
+            while tasks and len(running) < jobs and time.monotonic() < until:
+                key, task = tasks.pop(0)
+                running[pool.submit(work, *task)] = key
+            if not running:
+                sys.exit(f"{len(tasks)} fits are left: run again to continue")
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                key = running.pop(done)
+                results["fits"][key] = done.result()
+                write_atomically(path, (json.dumps(results, indent=1) + "\n").encode())
+                print(key, done.result(), flush=True)
 
 
 def table(results):
@@ -102,24 +114,36 @@ def table(results):
             spread = f" ± {np.std(found):.3f}" if len(found) > 1 else ""
             cells.append(f"{np.mean(found):.3f}{spread}" if found else "missing")
         for method in ("LEM", "LSTM"):
-            times = [v["seconds"] for k, v in results["fits"].items() if k.startswith(f"{name}/{method}/")]
+            times = [v["cpu_seconds"] for k, v in results["fits"].items() if k.startswith(f"{name}/{method}/")]
             cells.append(f"{np.median(times):.1f} s" if times else "missing")
         lines.append(f"| {name}{' (RMSE)' if name in REGRESSION else ''} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def add_options(parser):
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("LEM_DATA", "data")) / "ucr_uea")
+    parser.add_argument("--jobs", type=int, default=2, help="fits at once, on one thread each (default 2)")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no fit after so long")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--table", action="store_true", help="measure nothing, only write the table into the page")
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("LEM_DATA", "data")) / "ucr_uea")
+    add_options(parser)
     options = parser.parse_args()
-    results = {"environment": {**environment(), "threads": torch.get_num_threads()}, "fits": {}}
+    results = {"environment": {**environment(), "threads": 1}, "fits": {}}
     if RESULTS.is_file():
         results = json.loads(RESULTS.read_text())
         if results["environment"]["commit"] != environment()["commit"] and not options.table:
             parser.error(f"{RESULTS.name} is of another commit: remove it to measure anew")
+    tasks = {
+        f"{name}/{method}/{seed}": (options.data, name, method, seed)
+        for method in ("1-NN", "linear", "LEM", "LSTM")
+        for name in SETS
+        for seed in (SEEDS if method in ("LEM", "LSTM") else SEEDS[:1])
+    }
     if not options.table:
-        measure(options.data, results)
+        run(fit, tasks, results, RESULTS, options.jobs, options.minutes)
     before, mark, rest = PAGE.read_text().partition(f"{MARK}\n")
     PAGE.write_text(f"{before}{mark}{table(results)}\n{rest[rest.index('<!-- end -->') :]}")
     print(table(results))

@@ -116,8 +116,10 @@ class Streams:
         u = torch.from_numpy(given)
         # Rows that lie together, as those of one stream or of all, are stepped where they are; others as a copy.
         together = rows == list(range(rows[0], rows[0] + k))
-        place: slice | Tensor = slice(rows[0], rows[0] + k) if together else torch.tensor(rows)
-        state: State = tuple(field[:, place] for field in self._table)
+        place = torch.arange(rows[0], rows[0] + k) if together else torch.tensor(rows)
+        state: State = tuple(
+            field[:, rows[0] : rows[0] + k] if together else field.index_select(1, place) for field in self._table
+        )
         if given.ndim == 2 and (steppers := self._ready()):
             x = self.predictor.standardise(u)
             answers, new = self.predictor.answer(self._step(steppers, x, state), x), state
@@ -127,7 +129,7 @@ class Streams:
             answers = answers[-1] if given.ndim == 2 else answers.transpose(0, 1)
         if new is not state or not together:
             for field, after in zip(self._table, new):
-                field[:, place] = after
+                field.index_copy_(1, place, after)
         return self.predictor.shape(answers.numpy())
 
     def _ready(self) -> list[Stepper]:
