@@ -36,6 +36,9 @@ TABLE = {
     ),
     "stream": Tolerance(1e-6, 1e-6, "float32 in other chunks, batches and kernels; seen 1e-7"),
     "export": Tolerance(1e-5, 1e-5, "the promise of lem.export: another runtime in float32, 1000 steps; seen 2e-7"),
+    "undamped export": Tolerance(
+        1e-3, 1e-3, "the same for cells that keep or amplify rounding over 1000 steps; seen 1e-4"
+    ),
     "convergence order": Tolerance(0.05, 0.0, "THEORY S0: first order, seen 0.998 to 1.001"),
     "construction": Tolerance(1e-9, 0.0, "weights of 1e4 undo factors of 1e-4; seen 1e-13"),
     "fitted": Tolerance(3e-4, 0.0, "the fit error of a network of width 60; seen 3e-5"),

@@ -1,5 +1,6 @@
 """Every example runs, shortened where it can be, and does what it says."""
 
+import os
 import runpy
 import sys
 import wave
@@ -65,11 +66,13 @@ def test_keywords(monkeypatch, tmp_path):
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_classify_basic_motions(monkeypatch):
-    import os
-
-    folder = Path(os.environ.get("LEM_DATA", "data")) / "ucr_uea" / "BasicMotions"
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("BasicMotions", 0.95), ("JapaneseVowels", 0.95), ("ItalyPowerDemand", 0.94), ("GunPoint", 0.90)],
+)
+def test_classify_real_sets(name, least, monkeypatch):
+    folder = Path(os.environ.get("LEM_DATA", "data")) / "ucr_uea" / name
     if not folder.is_dir():
-        pytest.skip(f"BasicMotions is not in {folder}")
-    parts = (str(folder / f"BasicMotions_{part}.ts") for part in ("TRAIN", "TEST"))
-    assert example("classify.py", monkeypatch)(*parts) >= 0.95
+        pytest.skip(f"{name} is not in {folder}")
+    parts = (str(folder / f"{name}_{part}.ts") for part in ("TRAIN", "TEST"))
+    assert example("classify.py", monkeypatch)(*parts) >= least

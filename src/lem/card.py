@@ -43,13 +43,15 @@ def _answers(predictor: Predictor) -> str:
     return f"{predictor.outputs} number(s)"
 
 
-def picture(path: Path, history: list[dict[str, Any]], best: int, truth: Any, answer: Any) -> Path:
+def picture(
+    path: Path, history: list[dict[str, Any]], best: int, truth: Any, answer: Any, judged_by: str = "validation"
+) -> Path:
     """Draw the learning curve, and answers against the truth: a confusion matrix for labels, points for numbers."""
     plt = pyplot()
     chart, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     epochs = [record["epoch"] for record in history]
     left.plot(epochs, [record["loss"] for record in history], color="0.25", linewidth=1, label="training loss")
-    left.plot(epochs, [record["valid"] for record in history], linewidth=1, label="validation")
+    left.plot(epochs, [record["valid"] for record in history], linewidth=1, label=judged_by)
     left.axvline(best, color="0.7", linewidth=1, linestyle="--", label=f"kept: epoch {best}")
     left.set(xlabel="epoch")
     left.legend(frameon=False)

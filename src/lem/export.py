@@ -105,7 +105,7 @@ class _Loop(nn.Module):
             if portable:
                 # What a cell prepares for a sequence is the same for all once training is over; some of it, such as a
                 # matrix exponential, no other runtime could compute.
-                prepared = [fixed.detach() for fixed in cell.prepare(1)]
+                prepared = [fixed.detach().clone() for fixed in cell.prepare(1)]
                 for i, fixed in enumerate(prepared):
                     cell.register_buffer(f"prepared_{i}", fixed)
                 cell.sequence = functools.partial(_scan, cell, len(prepared))  # type: ignore[method-assign]

@@ -132,7 +132,8 @@ def _fit(options: argparse.Namespace) -> int:
     write_atomically(out.with_suffix(".md"), text.encode())
     rows.append(("card", str(out.with_suffix(".md"))))
     if not options.no_plot:
-        drawn = picture(out.with_suffix(".png"), estimator.history_, estimator.best_epoch_, truth, answer)
+        held = "held-out accuracy" if estimator.predictor_.kind == "classifier" else "held-out squared error"
+        drawn = picture(out.with_suffix(".png"), estimator.history_, estimator.best_epoch_, truth, answer, held)
         rows.append(("picture", str(drawn)))
     table(rows)
     return 0
