@@ -115,10 +115,10 @@ class Streams:
         _check_finite(given, self.predictor.missing)
         u = torch.from_numpy(given)
         # Rows that lie together, as those of one stream or of all, are stepped where they are; others as a copy.
-        together = rows == list(range(rows[0], rows[0] + k))
-        place = torch.arange(rows[0], rows[0] + k) if together else torch.tensor(rows)
+        together = slice(rows[0], rows[0] + k) if rows == list(range(rows[0], rows[0] + k)) else None
+        place = torch.tensor(rows) if together is None else None
         state: State = tuple(
-            field[:, rows[0] : rows[0] + k] if together else field.index_select(1, place) for field in self._table
+            field[:, together] if place is None else field.index_select(1, place) for field in self._table
         )
         if given.ndim == 2 and (steppers := self._ready()):
             x = self.predictor.standardise(u)
@@ -127,9 +127,12 @@ class Streams:
             u = u[:, :, None] if given.ndim == 2 else u
             answers, new = self.predictor(u.permute(2, 0, 1), state, None, True)
             answers = answers[-1] if given.ndim == 2 else answers.transpose(0, 1)
-        if new is not state or not together:
+        if place is not None:
             for field, after in zip(self._table, new):
                 field.index_copy_(1, place, after)
+        elif new is not state:
+            for field, after in zip(self._table, new):
+                field[:, together] = after
         return self.predictor.shape(answers.numpy())
 
     def _ready(self) -> list[Stepper]:
