@@ -8,7 +8,6 @@ use, measure one thread in processor time: the wall clock then says more about t
 """
 
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -26,6 +25,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from lem import native
 from lem.cells import Cell, LEMCell
 from lem.recurrent import LEM
+from lem.run_folder import environment
 
 
 class Shape(NamedTuple):
@@ -337,8 +337,5 @@ def memory(shapes: list[Shape], names: tuple[str, ...]) -> Iterator[dict[str, An
 
 def machine() -> dict[str, Any]:
     """Describe what the measurements were made on."""
-    model = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), model)
-    return {"cpu": model, "cores": os.cpu_count(), "torch": torch.__version__, "target": native.target()}
+    here = environment()
+    return {"cpu": here["cpu"], "cores": here["cores"], "torch": here["torch"], "target": native.target()}
