@@ -59,7 +59,7 @@ def everything(cell, u, state=None, lengths=None, reverse=False, *, loop=False):
     u = u.detach().requires_grad_()
     state = None if state is None else type(cell).state_type(*(s.detach().requires_grad_() for s in state))
     outputs, final = run(cell, u, state, lengths, reverse)
-    weight = torch.rand(outputs.shape, dtype=u.dtype, generator=torch.Generator().manual_seed(3)) - 0.3
+    weight = (torch.rand(outputs.shape, generator=torch.Generator().manual_seed(3)) - 0.3).to(u.dtype)
     loss = (outputs * weight).sum() / len(u) + (final[0] * 0.7).sum() - (final[1] ** 2).sum()
     leaves = [u, *(state or ()), *cell.parameters()]
     return [outputs, *final], torch.autograd.grad(loss, leaves)
