@@ -56,7 +56,7 @@ def _bench(options: argparse.Namespace) -> int:
         )
     if "odd" in options.also:
         found["odd"] = _show(bench.odd_sizes(threads, options.rounds, options.clock))
-    large = [s for s in shapes if s in (bench.SHAPES[4], bench.SHAPES[5])]
+    large = [s for s in shapes if s in bench.SHAPES[4:6]]
     if "modes" in options.also:
         found["modes"] = _show(bench.modes(large, threads, options.rounds, options.clock))
     if "small" in options.also:
