@@ -13,8 +13,11 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
+import lem
 from lem import LEM, LEMCell, native
 from lem.cells import Cell
+from lem.native import library, operator, pages
+from lem.native.memory import plan
 from tests.close import assert_close
 
 VARIANTS = {
@@ -185,7 +188,7 @@ def test_threads_that_share_the_units_of_a_row(monkeypatch, thread_count, batch,
     one = everything(cell, u, states(batch, 70), lengths)
     thread_count(count)
     for team in (0, count, -count):  # chosen; sharing the steps; sharing only the products over many steps
-        monkeypatch.setattr(native, "_TEAM", team)
+        monkeypatch.setattr(operator, "TEAM", team)
         many = everything(cell, u, states(batch, 70), lengths)
         for a, b in zip([*many[0], *many[1][:3]], [*one[0], *one[1][:3]]):
             assert_close(a, b, "exact")
@@ -233,7 +236,7 @@ def test_the_functions_keep_their_stated_error(target, which, dtype):
     parts += [sign * np.geomspace(1e-37, 80, 100_001) for sign in (-1, 1)]
     x = np.concatenate(parts).astype(np.float64 if wide else np.float32)
     out = np.empty_like(x)
-    native._library().lem_function(which == "tanh", x.itemsize, x.ctypes.data, out.ctypes.data, x.size)
+    library.library().lem_function(which == "tanh", x.itemsize, x.ctypes.data, out.ctypes.data, x.size)
     wide_x = x.astype(reference)
     with np.errstate(over="ignore"):
         exact = np.tanh(wide_x) if which == "tanh" else 1 / (1 + np.exp(-wide_x))
@@ -248,9 +251,9 @@ def test_special_values_of_the_functions(target):
     for dtype in (np.float32, np.float64):
         x = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0], dtype=dtype)
         out = np.empty_like(x)
-        native._library().lem_function(0, x.itemsize, x.ctypes.data, out.ctypes.data, x.size)
+        library.library().lem_function(0, x.itemsize, x.ctypes.data, out.ctypes.data, x.size)
         assert_close(out, [1.0, 0.0, np.nan, 0.5, 0.5], "tiny")
-        native._library().lem_function(1, x.itemsize, x.ctypes.data, out.ctypes.data, x.size)
+        library.library().lem_function(1, x.itemsize, x.ctypes.data, out.ctypes.data, x.size)
         assert_close(out, [1.0, -1.0, np.nan, 0.0, 0.0], "exact")
         assert np.signbit(out[4])
 
@@ -456,7 +459,7 @@ def _train_lists(seed):
 
 def test_the_library_needs_no_torch():
     """Load it in a process that has no torch; the same proof must fail where torch is imported first."""
-    path = Path(native.__file__).with_name("_native.so")
+    path = Path(lem.__file__).with_name("_native.so")
     code = "import ctypes, sys; ctypes.CDLL({path!r}); sys.exit(int('torch' in sys.modules))"
     alone = code.format(path=str(path))
     assert subprocess.run([sys.executable, "-c", alone], check=False).returncode == 0
@@ -480,7 +483,7 @@ def test_buffers_are_reused_and_released():
     assert held.data_ptr() != again.data_ptr()
     del again, held
     native.release_memory()
-    assert native._cache.free == []
+    assert pages._cache.free == []
 
 
 def test_no_memory_is_an_error_that_leaves_the_module_usable():
@@ -496,9 +499,9 @@ def test_a_budget_chooses_what_is_kept():
     peaks = {m: native.memory_forecast(2000, 8, 4, 32, memory=m).peak for m in ("store", "recompute", "bounded")}
     assert peaks["store"] > peaks["recompute"] > peaks["bounded"]
     for memory, peak in peaks.items():
-        assert native._plan(u, 32, False, peak)[0] == memory
-    assert native._plan(u, 32, False, 1)[0] == "bounded"
-    assert native._plan(u, 32, False, "auto")[0] == "store"
+        assert plan(u, 32, False, peak)[0] == memory
+    assert plan(u, 32, False, 1)[0] == "bounded"
+    assert plan(u, 32, False, "auto")[0] == "store"
 
 
 # --- streaming ----------------------------------------------------------------------------------------------
@@ -533,5 +536,5 @@ def test_a_stepper_advances_tables_of_any_number_of_rows_in_place(target):
 
 
 def test_the_struct_has_the_size_the_library_expects():
-    p = native._Problem(ctypes.sizeof(native._Problem) - 8, 4, 1, 1, 1, 1, 1)
-    assert native._library().lem_saved_bytes(p) < 0
+    p = library.Problem(ctypes.sizeof(library.Problem) - 8, 4, 1, 1, 1, 1, 1)
+    assert library.library().lem_saved_bytes(p) < 0

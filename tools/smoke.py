@@ -92,9 +92,9 @@ def doctor() -> dict:
 
 
 def kernel() -> None:
-    from lem import native
+    from lem.native.library import all_targets
 
-    built = native._all_targets()
+    built = all_targets()
     wanted = {"baseline", "avx2", "avx512"} if platform.machine() in ("x86_64", "AMD64") else {"baseline"}
     assert wanted <= set(built), f"the kernel must have the targets {wanted}; got {built}"
     report = doctor()

@@ -21,8 +21,8 @@ CHUNK = 256
 class PointwiseCell(Cell):
     """A cell with `step(x, state, W, ...) = pointwise(x + read(state) W, state, ...)`.
 
-    A subclass returns W, (width of what it reads, k d), as the first of `prepare`, or None in its place where nothing
-    is multiplied, and writes `pointwise`, which may mix no two units and works on (..., k d) of any leading shape.
+    A subclass returns W, (width of what it reads, k d), as the first of `prepare`, and writes `pointwise`, which may
+    mix no two units and works on (..., k d) of any leading shape.
     """
 
     reads: tuple[int, ...] = (0,)
@@ -39,7 +39,7 @@ class PointwiseCell(Cell):
     def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Any) -> State:
         """Advance the state by one time step."""
         W, *rest = prepared
-        return self.pointwise(x if W is None else torch.addmm(x, self._read(state), W), state, *rest)
+        return self.pointwise(torch.addmm(x, self._read(state), W), state, *rest)
 
     def _read(self, state: State) -> Tensor:
         return state[self.reads[0]] if len(self.reads) == 1 else torch.cat([state[i] for i in self.reads], -1)
@@ -76,10 +76,9 @@ class _Sequence(torch.autograd.Function):
     def forward(ctx: Any, cell: PointwiseCell, fields: int, x: Tensor, *others: Any) -> tuple[Tensor, ...]:
         state, W, rest = cell.state_type(*others[:fields]), others[fields], others[fields + 1 :]
         states = [state]
-        affine = x if W is None else torch.empty_like(x)
+        affine = torch.empty_like(x)
         for x_t, a in zip(x.unbind(0), affine.unbind(0)):
-            if W is not None:
-                torch.addmm(x_t, cell._read(state), W, out=a)
+            torch.addmm(x_t, cell._read(state), W, out=a)
             state = cell.pointwise(a, state, *rest)
             states.append(state)
         history = [torch.stack(field) for field in zip(*states)]
@@ -96,16 +95,14 @@ class _Sequence(torch.autograd.Function):
         if torch.is_grad_enabled():  # a derivative of this derivative is wanted: the loop has it
             return None, None, *_by_the_loop(cell, x, initial, W, rest, grads)
         d_out, d_state = grads[0].unbind(0), list(grads[1:])
-        d_x, d_W, d_rest = torch.empty_like(x), None, [torch.zeros_like(p) for p in rest]
-        back = None if W is None else W.T.contiguous()
+        d_x, d_W, d_rest = torch.empty_like(x), torch.zeros_like(W), [torch.zeros_like(p) for p in rest]
+        back = W.T.contiguous()
         for stop in range(len(x), 0, -CHUNK):
             part = slice(max(0, stop - CHUNK), stop)
             before = [h[part] for h in history]
             d_state, d_rest_part = _pull(cell, affine[part], before, rest, back, d_out[part], d_state, d_x[part])
             d_rest = [total if new is None else total + new for total, new in zip(d_rest, d_rest_part)]
-            if W is not None:
-                product = cell._read(before).flatten(0, 1).T @ d_x[part].flatten(0, 1)
-                d_W = product if d_W is None else d_W + product
+            d_W += cell._read(before).flatten(0, 1).T @ d_x[part].flatten(0, 1)
         return None, None, d_x, *d_state, d_W, *d_rest
 
 
@@ -114,7 +111,7 @@ def _pull(
     affine: Tensor,
     before: list[Tensor],
     rest: list[Tensor],
-    back: Tensor | None,
+    back: Tensor,
     d_out: tuple[Tensor, ...],
     d_state: list[Tensor],
     d_affine: Tensor,
@@ -144,9 +141,8 @@ def _pull(
         for j, old in enumerate(d_state):
             terms = [g * row[j][t] for g, row in zip(d_state, to_state) if row[j] is not None]
             pulled.append(sum(terms[1:], terms[0]) if terms else torch.zeros_like(old))
-        if back is not None:
-            for j, product in zip(cell.reads, torch.mm(rows[t], back).split(width, 1)):
-                pulled[j] += product
+        for j, product in zip(cell.reads, torch.mm(rows[t], back).split(width, 1)):
+            pulled[j] += product
         d_state = pulled
     if not leaves:
         return d_state, ()
@@ -155,7 +151,7 @@ def _pull(
 
 
 def _by_the_loop(
-    cell: PointwiseCell, x: Tensor, state: list[Tensor], W: Tensor | None, rest: list[Tensor], grads: tuple[Tensor, ...]
+    cell: PointwiseCell, x: Tensor, state: list[Tensor], W: Tensor, rest: list[Tensor], grads: tuple[Tensor, ...]
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients with a graph of their own."""
     inputs = [x, *state, W, *rest]
@@ -163,6 +159,6 @@ def _by_the_loop(
     for x_t in x.unbind(0):
         now = cell.step(x_t, now, W, *rest)
         outputs.append(now[0])
-    wanted = [p for p in inputs if p is not None and p.requires_grad]
+    wanted = [p for p in inputs if p.requires_grad]
     found = iter(torch.autograd.grad((torch.stack(outputs), *now), wanted, grads, create_graph=True, allow_unused=True))
-    return tuple(next(found) if p is not None and p.requires_grad else None for p in inputs)
+    return tuple(next(found) if p.requires_grad else None for p in inputs)
