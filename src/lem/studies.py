@@ -138,7 +138,8 @@ def draw_sweep(folders: list[RunFolder], over: str, path: Path) -> Path:
         axes.set_xscale("log")
     axes.set(xlabel=over, ylabel=f"test {metric}", yscale="linear" if METRICS[metric].higher_is_better else "log")
     counts = sorted({len(point.scores) for point in points})
-    axes.set_title(f"{folders[0].recipe().name}, {'-'.join(map(str, counts))} runs each", fontsize=10)
+    runs = "1 run" if counts == [1] else f"{'-'.join(map(str, counts))} runs"
+    axes.set_title(f"{folders[0].recipe().name}, {runs} each", fontsize=10)
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return path

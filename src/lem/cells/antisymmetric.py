@@ -79,7 +79,7 @@ class AntisymmetricCell(PointwiseCell):
         """Compute V u + b."""
         return functional.linear(u, self.weight_u, self.bias)
 
-    def pointwise(self, a: Float[Tensor, "*batch k"], state: State, *rest: Tensor) -> State:
+    def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance h by one Euler step."""
         (h,) = state
         a_h, *a_g = a.chunk(2 if self.gated else 1, dim=-1)

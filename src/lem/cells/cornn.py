@@ -90,7 +90,7 @@ class CoRNNCell(PointwiseCell):
         """Compute V u + b."""
         return functional.linear(u, self.weight_u, self.bias)
 
-    def pointwise(self, a: Float[Tensor, "*batch k"], state: State, *rest: Tensor) -> State:
+    def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance (y, z)."""
         y, z = state
         # The equation with its factors gathered: every operation counts in a loop over thousands of steps.

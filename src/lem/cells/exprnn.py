@@ -105,7 +105,7 @@ class ExpRNNCell(PointwiseCell):
         """Compute V u."""
         return functional.linear(u, self.weight_u, self.bias_u)
 
-    def pointwise(self, a: Float[Tensor, "*batch k"], state: State, *rest: Tensor) -> State:
+    def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance h."""
         return Hidden(modrelu(a, rest[0]))
 

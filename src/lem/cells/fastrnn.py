@@ -62,7 +62,7 @@ class FastRNNCell(PointwiseCell):
         """Compute V u + b."""
         return functional.linear(u, self.weight_u, self.bias)
 
-    def pointwise(self, a: Float[Tensor, "*batch k"], state: State, *rest: Tensor) -> State:
+    def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance h."""
         (h,), (new, old) = state, rest
         return Hidden(old * h + new * torch.tanh(a))
@@ -124,7 +124,7 @@ class FastGRNNCell(PointwiseCell):
         """Compute V u; the two biases differ and are added in the step."""
         return functional.linear(u, self.weight_u)
 
-    def pointwise(self, a: Float[Tensor, "*batch k"], state: State, *rest: Tensor) -> State:
+    def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance h."""
         (h,), (zeta, nu, b_g, b_h) = state, rest
         g = torch.sigmoid(a + b_g)

@@ -101,7 +101,7 @@ class LSTMCell(PointwiseCell):
         """Transpose W."""
         return (self.weight_h.T,)
 
-    def pointwise(self, a: Float[Tensor, "*batch k"], state: State, *rest: Tensor) -> State:
+    def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance (h, c)."""
         c = state[1]
         i, f, g, o = a.chunk(4, dim=-1)

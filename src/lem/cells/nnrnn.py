@@ -101,7 +101,7 @@ class NNRNNCell(PointwiseCell):
         """Compute V u."""
         return functional.linear(u, self.weight_u)
 
-    def pointwise(self, a: Float[Tensor, "*batch k"], state: State, *rest: Tensor) -> State:
+    def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance h."""
         return Hidden(modrelu(a, rest[0]))
 
