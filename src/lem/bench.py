@@ -338,4 +338,4 @@ def memory(shapes: list[Shape], names: tuple[str, ...]) -> Iterator[dict[str, An
 def machine() -> dict[str, Any]:
     """Describe what the measurements were made on."""
     here = environment()
-    return {"cpu": here["cpu"], "cores": here["cores"], "torch": here["torch"], "target": native.target()}
+    return {key: here[key] for key in ("cpu", "cores", "torch", "commit")} | {"target": native.target()}
