@@ -4,7 +4,7 @@ BIN := .venv/bin
 SETUP := .venv/.ready
 SOURCES := src tests tools
 
-.PHONY: setup demo test test-slow check check-all lint types imports size docs bench native-test native-aarch64 dist wheel-test fuzz
+.PHONY: setup demo test test-slow check check-all lint types imports size docs bench native-test native-aarch64 native-avx512 dist wheel-test fuzz
 
 setup: $(SETUP)
 
@@ -55,6 +55,9 @@ native-aarch64:  ## the C++ test for aarch64, emulated; Debian: apt install g++-
 	cmake -S . -B build/aarch64 -DLEM_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > /dev/null && cmake --build build/aarch64
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/test_lem quick
+
+native-avx512:  ## the C++ test on an emulated processor with AVX-512; Debian's packages are named in the script
+	tools/emulate_avx512.sh
 
 dist: $(SETUP)  ## sdist, and from it the wheel, into dist/: built in an environment of its own, without torch
 	@rm -rf dist && mkdir -p build

@@ -27,7 +27,7 @@ cat > "$work/disc/isolinux/isolinux.cfg" << END
 DEFAULT test
 LABEL test
  KERNEL /vmlinuz
- APPEND initrd=/initrd console=ttyS0 quiet panic=-1 mitigations=off nokaslr nosmp noapic acpi=off lpj=1000000 nopku clearcpuid=321,323 OMP_NUM_THREADS=1 -- quick
+ APPEND initrd=/initrd console=ttyS0 quiet panic=-1 mitigations=off nokaslr nosmp noapic acpi=off lpj=1000000 nopku clearcpuid=321,323 OMP_NUM_THREADS=1 -- alone
 END
 xorriso -as mkisofs -quiet -o "$work/disc.iso" -b isolinux/isolinux.bin -c isolinux/boot.cat -no-emul-boot \
     -boot-load-size 4 -boot-info-table "$work/disc" 2> /dev/null
