@@ -1,6 +1,7 @@
 """The layer: nn.LSTM's shapes, packed and unequal input, and what users of nn.LSTM do with a layer."""
 
 import copy
+import inspect
 import itertools
 import pickle
 
@@ -48,6 +49,17 @@ def test_shapes_are_those_of_nn_lstm(num_layers, bidirectional, batch_first, bia
         for field in ("batch_sizes", "sorted_indices", "unsorted_indices"):
             a, b = getattr(got[0], field), getattr(expected[0], field)
             assert (a is None and b is None) or torch.equal(a, b)
+
+
+def test_defaults_are_those_of_nn_lstm_and_of_the_cell():
+    ours, cell = inspect.signature(LEM).parameters, inspect.signature(LEMCell).parameters
+    lstm = nn.LSTM(M, D)
+    for name in ("num_layers", "bias", "batch_first", "dropout", "bidirectional"):
+        assert ours[name].default == getattr(lstm, name), name
+        assert inspect.signature(Recurrent).parameters[name].default == getattr(lstm, name), name
+    shared = set(ours) & set(cell) - {"input_size", "hidden_size"}
+    assert {"dt", "single_scale", "clip", "t_max", "state_dropout", "backend", "memory"} <= shared
+    assert all(ours[name].default == cell[name].default for name in shared)
 
 
 def test_the_cell_has_the_shapes_of_nn_lstm_cell():

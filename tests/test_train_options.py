@@ -55,7 +55,7 @@ class Text:
 
     def batch(self, step, batch_size, epoch=None, seed=0):
         here = slice(step * self.length, (step + 1) * self.length)
-        return Batch(self.inputs[here], self.targets[here], carry=step > 0)
+        return Batch(self.inputs[here], self.targets[here], carry=step > 0, every_step=True)
 
 
 SETTINGS = {"loss": "mse", "metric": "mse", "batch_size": 12, "epochs": 1, "learning_rate": 0.1, "optimizer": "sgd"}
@@ -283,3 +283,31 @@ def test_a_figure_that_is_never_a_number_is_an_error():
 
     with pytest.raises(FloatingPointError, match="validation mse must be a number at least once; got nan in all 2"):
         fit(model(), Double(split()), Undefined(split()), **{**SETTINGS, "epochs": 2})
+
+
+def test_as_many_targets_as_steps_and_rows_are_still_one_answer_a_row():
+    """Shapes alone would not tell (time, batch) from (batch, targets) here."""
+    torch.manual_seed(0)
+    inputs, targets, lengths = torch.randn(6, 6, 2), torch.randn(6, 6), torch.tensor([6, 1, 2, 3, 4, 5])
+    data, network = ArraySplit(inputs, targets, lengths), SequenceModel("lem", 2, 5, 6)
+    answer, _ = network(inputs.transpose(0, 1), None, lengths)
+    expected = (answer - targets).square().mean().item()
+    assert_close(evaluate(network, data, metric="mse", batch_size=6), expected, "float32")
+    part = rows(data.batch(0, 6), 1, 3)
+    assert torch.equal(part.targets, targets[2:4])
+
+
+@pytest.mark.parametrize(("every_step", "must"), [(False, "with `every_step`; got (5, 3, 1)"), (True, "got (3, 1)")])
+def test_targets_on_other_axes_are_refused(every_step, must):
+    targets = torch.zeros(3, 1) if every_step else torch.zeros(5, 3, 1)
+
+    class Wrong:
+        def steps(self, batch_size):
+            return 1
+
+        def batch(self, step, batch_size, epoch=None, seed=0):
+            return Batch(torch.zeros(5, 3, 2), targets, every_step=every_step)
+
+    with pytest.raises(ValueError, match="`targets` of a Batch must be") as error:
+        evaluate(SequenceModel("lem", 2, 4, 1), Wrong(), metric="mse", batch_size=3)
+    assert must in str(error.value)

@@ -27,17 +27,15 @@ class Batch(NamedTuple):
         targets: (batch, ...) for one answer per sequence, (time, batch, ...) for one per step.
         lengths: the number of real steps of each row, or None where all rows are full.
         carry: whether the rows continue those of the previous batch, so that the state is carried over.
+        every_step: whether the targets have the input's time axis. Said, not seen from the shapes: with as many steps
+            as rows and as many targets they would not tell.
     """
 
     inputs: Tensor
     targets: Tensor
     lengths: Tensor | None = None
     carry: bool = False
-
-    @property
-    def every_step(self) -> bool:
-        """Whether the targets have the input's time axis."""
-        return self.targets.dim() > 1 and self.targets.shape[:2] == self.inputs.shape[:2]
+    every_step: bool = False
 
     def to(self, device: str) -> "Batch":
         """Return the batch on a device."""
@@ -101,7 +99,8 @@ class ArraySplit:
         chosen = rows if epoch is None else self._shuffled(epoch, seed)[rows]
         targets = self.targets[chosen]
         lengths = None if self.lengths is None else self.lengths[chosen]
-        return Batch(self.read(self.inputs[chosen]), targets.transpose(0, 1) if self.every_step else targets, lengths)
+        targets = targets.transpose(0, 1) if self.every_step else targets
+        return Batch(self.read(self.inputs[chosen]), targets, lengths, every_step=self.every_step)
 
     def read(self, inputs: Tensor) -> Tensor:
         """Turn the stored rows of a batch into model input: here only time-major; tasks may convert or extend."""

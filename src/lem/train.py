@@ -383,6 +383,12 @@ def _answers(batch: Batch, over_time: str) -> int:
 
 def _answered(prediction: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return prediction and target of all answers but those of padding."""
+    shape, axis = tuple(batch.targets.shape), 1 if batch.every_step else 0
+    if len(shape) <= axis or shape[axis] != batch.inputs.shape[1]:
+        must = "(time, batch, ...)" if batch.every_step else "(batch, ...), or (time, batch, ...) with `every_step`"
+        raise ValueError(
+            f"`targets` of a Batch must be {must}; got {shape} beside inputs of shape {tuple(batch.inputs.shape)}."
+        )
     if batch.lengths is None or not batch.every_step:
         return prediction, batch.targets
     inside = _inside(batch, batch.lengths)

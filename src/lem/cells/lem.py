@@ -64,7 +64,7 @@ class LEMCell(Cell):
         learn_initial_state: make the state before the first step a parameter (it starts at zero).
         backend: "native" runs sequences on the fused CPU kernel or raises with the reason, "loop" steps through them in
             Python (any device and type, second derivatives, forward mode), "auto" takes the kernel where it can serve.
-        memory: what the kernel keeps for the backward pass: "store" (fastest), "recompute" (about a third), "bounded"
+        memory: what the kernel keeps for the backward pass: "store" (fastest), "recompute" (a fifth), "bounded"
             (a square root of the steps), a budget in bytes, or "auto", which fits into half of the free memory. The
             results are the same to the bit.
         device: where the parameters live.

@@ -22,8 +22,10 @@ class UnICORNNCell(Cell):
         z = z - s * (tanh(w * y + V u + b) + alpha y)
         y = y + s * z                                      with the new z
 
-    The step is symplectic (its Jacobian has determinant 1) and can be undone:
-        y_old = y - s z,   z_old = z + s (tanh(w y_old + V u + b) + alpha y_old).
+    The step is symplectic (its Jacobian has determinant 1) and can be undone::
+
+        y_old = y - s z,   z_old = z + s (tanh(w y_old + V u + b) + alpha y_old)
+
     With `reconstruct` the backward pass does so instead of storing the states: besides its input it keeps only the
     final state, whatever the number of steps. Gradients agree to rounding (after 17,984 steps the start is recovered to
     4e-14 in float64, 1e-4 in float32).

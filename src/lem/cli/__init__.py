@@ -17,20 +17,26 @@ A command is a function of the parsed options that returns the exit status, set 
 """
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run one command; errors of the user's making are one line, without a traceback."""
+def parse(words: list[str]) -> argparse.Namespace:
+    """Return the options of one command, its overrides among them."""
     parser = argparse.ArgumentParser(prog="lem", description="Long Expressive Memory: train, evaluate, report.")
     parser.add_argument("--version", action="version", version=f"long-expressive-memory {lem.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for topic in TOPICS:
         topic.add(commands)
+    words, overrides = _take_overrides(words)
+    options = parser.parse_args(words)
+    if overrides:
+        if not getattr(options, "takes_overrides", False):
+            parser.error(f"unrecognized arguments: {' '.join(f'--{key}' for key in overrides)}")
+        options.overrides = overrides
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; errors of the user's making are one line, without a traceback."""
     try:
-        words, overrides = _take_overrides(sys.argv[1:] if arguments is None else arguments)
-        options = parser.parse_args(words)
-        if overrides:
-            if not getattr(options, "takes_overrides", False):
-                parser.error(f"unrecognized arguments: {' '.join(f'--{key}' for key in overrides)}")
-            options.overrides = overrides
+        options = parse(sys.argv[1:] if arguments is None else arguments)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             return int(options.command(options))

@@ -104,9 +104,9 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def _recipes(_: argparse.Namespace) -> int:
-    print(f"{'recipe':34} {'cell':18} {'units':>6}  paper")
+    print(f"{'recipe':34} {'cell':20} {'units':>6}  paper")
     for name in experiment.recipe_names():
         recipe = experiment.load_recipe(name)
         paper = recipe.paper.get("figure", "-")
-        print(f"{name:34} {recipe.model['cell']:18} {recipe.model['hidden_size']:6}  {paper}")
+        print(f"{name:34} {recipe.model['cell']:20} {recipe.model['hidden_size']:6}  {paper}")
     return 0

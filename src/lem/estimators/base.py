@@ -33,7 +33,7 @@ def time_step(length: float) -> float:
     """Return the time step for series of this length: that of `advise_dt`, held in the paper's 1/sqrt(N) <= dt <= 1.
 
     The adviser takes the largest dt with which the first step of an untrained LEM still moves a float32 gradient: 1 up
-    to some 50 steps, then falling as 1/N. The paper's remark on the choice of dt gives the lower end: with 1/sqrt(N)
+    to some 60 steps, then falling as 1/N. The paper's remark on the choice of dt gives the lower end: with 1/sqrt(N)
     gradients grow at most linearly with the length.
     """
     steps = max(round(length), 1)

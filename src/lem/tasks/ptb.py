@@ -92,7 +92,7 @@ class TextSplit:
         window = done % self._windows(batch_size)
         inputs, targets = self._layout(batch_size)
         now = slice(window * self.window, (window + 1) * self.window)
-        return Batch(inputs[now], targets[now], carry=window > 0)
+        return Batch(inputs[now], targets[now], carry=window > 0, every_step=True)
 
     def _windows(self, batch_size: int) -> int:
         return -(-len(self._layout(batch_size)[0]) // self.window)
