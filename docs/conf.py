@@ -20,6 +20,7 @@ myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "misprints-evidence.md"]
 html_theme = "furo"
+highlight_language = "none"  # blocks without a name are commands
 html_title = "long-expressive-memory"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
