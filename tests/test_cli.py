@@ -43,6 +43,12 @@ def test_train_evaluate_and_the_figure(tmp_path):
         (["train", "adding/lem", "--train.epochs", "1", "--train.epochs", "2"], "must be given once"),
         (["evaluate", "nowhere"], "must be a run folder"),
         (["publish", "nowhere"], "must have finished"),
+        (["train", "adding/lem", "--seed", "-3"], "`seed` of a run must be a whole number of at least 0; got -3"),
+        (["train", "adding/lem", "--model.dt", "'x'"], "`dt` in [model] of recipe adding/lem must be a number; got"),
+        (["train", "fitzhugh_nagumo/lem", "--task.sizes", "[4, 4]"], "must be a list of 3 numbers; got [4, 4]"),
+        (["train", "fitzhugh_nagumo/lem", "--task.sizes", "[0, 4, 4]"], "must be positive numbers of sequences"),
+        (["train", "adding/lem", "--task.steps_per_epoch", "0"], "`steps_per_epoch` of adding must be"),
+        (["train", "adding/lem", "--model.two_biases", "3"], "must be true or false; got 3"),
     ],
 )
 def test_mistakes_are_one_line_without_a_traceback(words, message, tmp_path, monkeypatch, capsys):
@@ -50,6 +56,23 @@ def test_mistakes_are_one_line_without_a_traceback(words, message, tmp_path, mon
     assert main(words) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_that_cannot_is_told_so_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    short = [*TINY, "--train.epochs", "1"]
+    assert main(["train", "fitzhugh_nagumo/lem", *short, "--train.device", "gpu"]) == 2
+    assert "`device` of fit must be one that torch has here; got 'gpu'" in capsys.readouterr().err
+    words = ["--model.backend", "native", "--train.autocast", "bfloat16"]
+    assert main(["train", "fitzhugh_nagumo/lem", *short, *words]) == 2
+    assert capsys.readouterr().err.startswith("lem: `backend` of LEMCell must be 'auto' or 'loop' here")
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(tmp_path):
+    command = f"{sys.executable} -m lem.cli recipes | head -1"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("recipe")
+    assert done.stderr == ""
 
 
 def test_recipes_are_listed(capsys):

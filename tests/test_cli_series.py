@@ -41,6 +41,13 @@ def test_from_a_csv_to_a_model_a_card_a_picture_and_predictions(classes, tmp_pat
     rows = list(csv.DictReader(text.splitlines()))
     assert len(rows) == 60
     assert set(rows[0]) == {"series", "prediction", "p(down)", "p(up)"}
+    assert run(capsys, "evaluate", out, classes) == run(
+        capsys, "evaluate", out, classes, *common
+    )  # it knows its target
+    assert run(capsys, "predict", out, classes) == run(capsys, "predict", out, classes, *common)
+    header, *rest = [row.rsplit(",", 1)[0] for row in classes.read_text().splitlines()]
+    (tmp_path / "unlabelled.csv").write_text("\n".join([header, *rest]) + "\n")
+    assert run(capsys, "predict", out, tmp_path / "unlabelled.csv") == run(capsys, "predict", out, classes)
     status, text = run(capsys, "predict", out, classes, *common, "--out", tmp_path / "p.parquet")
     assert (tmp_path / "p.parquet").is_file()
     status, text = run(capsys, "export", out, "--to", "numpy")
@@ -76,6 +83,13 @@ def test_regression_and_forecasting_from_tables(tmp_path, capsys):
         (("fit", "DATA", "--target", "lable"), "Did you mean 'label'"),
         (("fit", "DATA", "--target", "label", "--cell", "lstmm"), "Did you mean 'lstm'"),
         (("fit", "DATA", "--target", "label", "--task", "regress"), "must be a number in every row; got"),
+        (("fit", "DATA", "--target", "label", "--channels", "t00"), "Each of `channels` must be a column"),
+        (("fit", "DATA", "--target", "label", "--time", "t0"), "`time` needs `series`"),
+        (("fit", "DATA", "--target", "label", "--test-fraction", "1.5"), "must be a number in [0, 1); got 1.5"),
+        (("fit", "DATA", "--target", "label", "--seed", "-1"), "must be a whole number of at least 0; got -1"),
+        (("fit", "DATA", "--target", "label", "--forecast", "2"), "needs no --target"),
+        (("fit", "DATA", "--target", "t1", "--balanced", "--channels", "t0"), "--balanced of lem fit is for classes"),
+        (("export", ".", "--to", "numpy"), "The model file must exist"),
         (("predict", "DATA", "DATA"), "no safetensors file"),
         (("export", "nothing.safetensors", "--to", "onnx"), "must exist"),
         (("evaluate", "DATA"), "needs a file of series"),

@@ -244,3 +244,18 @@ def test_verbose_tells_the_learning_curve(capsys):
     shown = capsys.readouterr()
     assert "LEMClassifier epoch 2/2  loss" in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dt": None}, "`dt` of LEMClassifier must be 'auto' or a number; got None"),
+        ({"dropout": 2.0}, r"`dropout` of LEMClassifier must be a number in \[0, 1\); got 2.0"),
+        ({"validation_fraction": "a"}, r"`validation_fraction` of LEMClassifier must be a number in \[0, 1\)"),
+        ({"cell_options": 3}, "`cell_options` of LEMClassifier must be a dict or None; got 3"),
+        ({"device": "gpu"}, "`device` of LEMClassifier must be one that torch has here; got 'gpu'"),
+    ],
+)
+def test_senseless_parameters_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        LEMClassifier(4, epochs=1, **options).fit(np.zeros((4, 1, 5)), [0, 1, 0, 1])

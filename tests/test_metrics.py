@@ -48,3 +48,10 @@ def test_direction_of_improvement(name, better):
     assert not metric.better(1.0, better)
     assert not metric.better(1.0, 1.0)
     assert not metric.better(math.nan, None)
+
+
+def test_what_is_no_class_is_named():
+    with pytest.raises(ValueError, match="must be classes from 0 to 3, one for each output; got 0 to 4"):
+        LOSSES["cross_entropy"](torch.zeros(2, 4), torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match=r"must be classes, whole numbers from 0; got torch.float32"):
+        METRICS["bpc"].each(torch.zeros(2, 4), torch.zeros(2))

@@ -94,3 +94,12 @@ def test_unknown_options_are_refused():
         SequenceModel("lem", 3, 5, 2, dtt=1.0)
     with pytest.raises(ValueError, match="`readout_init` of SequenceModel"):
         SequenceModel("lem", 3, 5, 2, readout_init="zeros")
+
+
+def test_sizes_that_make_no_model_are_refused():
+    with pytest.raises(ValueError, match="`output_size` of SequenceModel must be a positive integer; got 0"):
+        SequenceModel("lem", 3, 5, 0)
+    with pytest.raises(ValueError, match="`embedding_size` of SequenceModel must be None where `symbols` is False"):
+        SequenceModel("lem", 3, 5, 2, embedding_size=4)
+    with pytest.raises(ValueError, match="convolution over 8 steps must be as long; got 7"):
+        SequenceModel("lem", 3, 5, 2, conv_channels=4)(torch.zeros(9, 2, 3), None, torch.tensor([9, 7]))

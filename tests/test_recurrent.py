@@ -207,3 +207,44 @@ def test_bad_constructions():
         LEM(2, 3, 0)
     with pytest.raises(ValueError, match="`dropout` of LEM"):
         LEM(2, 3, dropout=1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (lambda u: ([[1.0]],), TypeError, "`input` of LEM must be a tensor or a PackedSequence; got list"),
+        (lambda u: (u.float(),), ValueError, "must be torch.float64 on cpu, as its weights; got torch.float32 on cpu"),
+        (lambda u: (u.to("meta"),), ValueError, r"got torch.float64 on meta. Call .to\('cpu', torch.float64\) on it"),
+        (lambda u: (u, (torch.zeros(1, 2, D),) * 2), ValueError, "`hx` of LEM must be torch.float64"),
+        (lambda u: (u, "ab"), ValueError, r"must have shapes .* got \['str', 'str'\]"),
+        (lambda u: (u, None, [4, 2]), TypeError, "`lengths` of LEM must be a 1-D tensor of 2 integers; got list"),
+    ],
+)
+def test_what_is_no_such_tensor_is_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        layer()(*arguments(torch.randn(4, 2, M, dtype=torch.float64)))
+
+
+def test_autocast_converts():
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs, _ = LEM(M, D)(torch.randn(4, 2, M).bfloat16())
+    assert outputs.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dt": True}, "`dt` of LEMCell must be a number"),
+        ({"clip": 0.5}, "`clip` of LEMCell must be"),
+        ({"clip": ("a", "b")}, "`clip` of LEMCell must be"),
+        ({"dropout": "x"}, "`dropout` of LEM must be a number"),
+        ({"num_layers": True}, "`num_layers` of LEM must be a positive integer; got True"),
+    ],
+)
+def test_options_of_other_types_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        LEM(M, D, **options)
+    with pytest.raises(ValueError, match="one entry for each of 1 layers; got 5"):
+        Recurrent("lem", M, D, layer_options=5)
+    with pytest.raises(ValueError, match="`cell` must be one of"):
+        Recurrent(LEMCell, M, D)

@@ -106,3 +106,10 @@ def test_a_wrong_table_is_named(change, options, words):
 def test_an_empty_entry_is_a_missing_value():
     X, _ = from_table({"v": ["1", "", "3"]}, None)
     assert np.isnan(X[0]).tolist() == [[False, True, False]]
+
+
+def test_tables_without_columns_or_with_unequal_ones_are_named():
+    with pytest.raises(ValueError, match="at least one value column; got only nothing"):
+        from_table({}, None)
+    with pytest.raises(ValueError, match=r"must be equally long; got \{'a': 2, 'b': 1\}"):
+        from_table({"a": [1, 2], "b": [1]}, None)

@@ -161,6 +161,12 @@ def test_wrong_pushes_are_named():
         table.push([], np.zeros((0, 2)))
     with pytest.raises(ValueError, match="'a' again"):
         table.add("a")
+    with pytest.raises(ValueError, match="added once; got one twice"):
+        table.add("c", "c")
+    table.drop()
+    assert "c" not in table
+    with pytest.raises(ValueError, match=r"with ids and state; got \['ids'\]"):
+        table.restore({"ids": []})
     with pytest.raises(ValueError, match="named once"):
         table.push(["a", "a"], np.zeros((2, 2)))
     with pytest.raises(ValueError, match="must hold states of shapes"):

@@ -311,3 +311,32 @@ def test_targets_on_other_axes_are_refused(every_step, must):
     with pytest.raises(ValueError, match="`targets` of a Batch must be") as error:
         evaluate(SequenceModel("lem", 2, 4, 1), Wrong(), metric="mse", batch_size=3)
     assert must in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 2.5}, "`batch_size` of fit must be a positive integer; got 2.5"),
+        ({"learning_rate": -1.0}, "`learning_rate` of fit must be a positive number; got -1.0"),
+        ({"learning_rate": "a"}, "`learning_rate` of fit must be a positive number; got 'a'"),
+        ({"clip_norm": -1.0}, "`clip_norm` of fit must be a positive number"),
+        ({"minutes": 0.0}, "`minutes` of fit must be a positive number"),
+        ({"l2": -1.0}, "`l2` of fit must be a number of at least 0"),
+        ({"weight_decay": math.nan}, "`weight_decay` of fit must be a number of at least 0"),
+        ({"device": "gpu"}, "`device` of fit must be one that torch has here; got 'gpu': "),
+        ({"metric": "acc"}, "`metric` of fit must be one of accuracy"),
+    ],
+)
+def test_senseless_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        fit(model(), Double(split()), Double(split()), **{**SETTINGS, **options})
+
+
+def test_nothing_to_learn_from_or_to_judge_by_is_refused():
+    some, none = Double(split()), ArraySplit(torch.zeros(0, 9, 2), torch.zeros(0, 1))
+    with pytest.raises(ValueError, match="`train` of fit must have at least one batch"):
+        fit(model(), none, some, **SETTINGS)
+    with pytest.raises(ValueError, match="`split` of evaluate must have at least one answer"):
+        fit(model(), some, none, **SETTINGS)
+    with pytest.raises(ValueError, match="`metric` of evaluate must be one of accuracy"):
+        evaluate(model(), some, metric="acc", batch_size=3)

@@ -81,6 +81,8 @@ def run(
         wait: wait for another process that trains in the same folder, instead of refusing.
         task: the recipe's task where it is built already.
     """
+    if seed < 0:
+        raise ValueError(f"`seed` of a run must be a whole number of at least 0; got {seed}.")
     folder = RunFolder(runs / recipe.name / f"{seed}-{recipe.digest}")
     return _train(folder, recipe, seed, report, should_stop, processes, open_test, wait, task)
 

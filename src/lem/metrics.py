@@ -13,8 +13,16 @@ from lem.data import IGNORE
 
 def _cross_entropy(prediction: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy per answer that counts; the classes stand on the last axis of the prediction."""
-    target = target.flatten()
-    losses = functional.cross_entropy(prediction.flatten(0, -2), target, reduction="none", ignore_index=IGNORE)
+    target, classes = target.flatten(), prediction.shape[-1]
+    if target.is_floating_point():
+        raise ValueError(f"`targets` of cross_entropy must be classes, whole numbers from 0; got {target.dtype}.")
+    try:
+        losses = functional.cross_entropy(prediction.flatten(0, -2), target, reduction="none", ignore_index=IGNORE)
+    except IndexError as error:
+        raise ValueError(
+            f"`targets` of cross_entropy must be classes from 0 to {classes - 1}, one for each output; got "
+            f"{int(target.min())} to {int(target.max())}."
+        ) from error
     return losses[target != IGNORE]
 
 

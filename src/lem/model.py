@@ -73,6 +73,12 @@ class SequenceModel(nn.Module):
             raise ValueError(f"`pool` of SequenceModel must be 'last' or 'both'; got {pool!r}.")
         if readout_init not in ("kaiming", "torch"):
             raise ValueError(f"`readout_init` of SequenceModel must be 'kaiming' or 'torch'; got {readout_init!r}.")
+        if not isinstance(output_size, int) or output_size < 1:
+            raise ValueError(f"`output_size` of SequenceModel must be a positive integer; got {output_size!r}.")
+        if embedding_size is not None and not symbols:
+            raise ValueError(
+                f"`embedding_size` of SequenceModel must be None where `symbols` is False; got {embedding_size}."
+            )
         width = (embedding_size or hidden_size) if symbols else input_size
         self.input_size = input_size
         self.every_step = every_step
@@ -167,6 +173,11 @@ class SequenceModel(nn.Module):
     def _convolve(self, conv: nn.Conv1d, u: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Convolve over time; a row keeps the outputs that see nothing of its padding."""
         kernel, stride = conv.kernel_size[0], conv.stride[0]
+        shortest = len(u) if lengths is None else int(lengths.min())
+        if shortest < kernel:
+            raise ValueError(
+                f"`inputs` of a SequenceModel with a convolution over {kernel} steps must be as long; got {shortest}."
+            )
         if lengths is not None:
             inside = torch.arange(len(u), device=u.device)[:, None] < lengths.to(u.device)
             u = u.masked_fill(~inside[:, :, None], 0.0)

@@ -83,7 +83,7 @@ def load_recipe(name: str, overrides: dict[str, Any] | None = None) -> Recipe:
         if not path.is_file():
             known = recipe_names()
             raise ValueError(
-                f"`recipe` must be a TOML file or one of {', '.join(known)}; got {name!r}.{nearest(name, known)}"
+                f"`recipe` must be a TOML file or a name that `lem recipes` lists; got {name!r}.{nearest(name, known)}"
             )
         name = "/".join(path.with_suffix("").parts[-2:])
     return check_recipe(name, _overridden(read_toml(path), overrides or {}))
@@ -238,7 +238,7 @@ def _check_keys(
                 f"{nearest(key, known)}"
             )
         if not _fits(value, known[key]):
-            wanted = getattr(known[key], "__name__", str(known[key]))
+            wanted = _in_words(known[key])
             raise ValueError(f"`{key}` in [{section}] of recipe {recipe} must be {wanted}; got {value!r}.")
     for key in required:
         if key not in table:
@@ -254,8 +254,22 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     origin = typing.get_origin(kind)
     if origin in (tuple, list):
-        return isinstance(value, list | tuple) and all(_fits(item, typing.get_args(kind)[0]) for item in value)
+        parts = typing.get_args(kind)
+        fixed = origin is tuple and ... not in parts
+        if not isinstance(value, list | tuple) or (fixed and len(value) != len(parts)):
+            return False
+        return all(_fits(item, parts[0]) for item in value)
     return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _in_words(kind: Any) -> str:
+    """Say what `_fits` takes, as a writer of TOML would."""
+    if isinstance(kind, types.UnionType):
+        return " or ".join(_in_words(part) for part in kind.__args__ if part is not type(None))
+    if typing.get_origin(kind) is tuple and ... not in typing.get_args(kind):
+        return f"a list of {len(typing.get_args(kind))} numbers"
+    names = {float: "a number", int: "a whole number", str: "a text in quotes", bool: "true or false"}
+    return names.get(kind, "a list" if typing.get_origin(kind) else str(kind))
 
 
 def _toml_key(key: str) -> str:

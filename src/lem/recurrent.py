@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from lem.cells import CELLS, Cell, LEMCell, State
+from lem.cells.base import within
 from lem.shapes import Float, Int
 
 Sequences = TypeVar("Sequences", Tensor, PackedSequence)
@@ -18,7 +19,7 @@ Sequences = TypeVar("Sequences", Tensor, PackedSequence)
 def make_cell(name: str, input_size: int, hidden_size: int, **options: Any) -> Cell:
     """Build the cell registered as `name`; an unknown name or option is an error that says the nearest one."""
     if name not in CELLS:
-        raise ValueError(f"`cell` must be one of {', '.join(sorted(CELLS))}; got {name!r}.{nearest(name, CELLS)}")
+        raise ValueError(f"`cell` must be one of {', '.join(sorted(CELLS))}; got {name!r}.{nearest(str(name), CELLS)}")
     known = [p for p in inspect.signature(CELLS[name]).parameters if p not in ("input_size", "hidden_size")]
     for option in options:
         if option not in known:
@@ -70,14 +71,14 @@ class Recurrent(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if not isinstance(num_layers, int) or num_layers < 1:
+        if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
             raise ValueError(f"`num_layers` of {self._name} must be a positive integer; got {num_layers!r}.")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"`dropout` of {self._name} must be a number in [0, 1); got {dropout!r}.")
-        if layer_options is not None and len(layer_options) != num_layers:
+        self.dropout = within(self._name, "dropout", dropout, "[0, 1)")
+        entries = -1 if not isinstance(layer_options, Sequence) else len(layer_options)
+        if layer_options is not None and entries != num_layers:
             raise ValueError(
                 f"`layer_options` of {self._name} must have one entry for each of {num_layers} layers; "
-                f"got {len(layer_options)}."
+                f"got {layer_options if entries < 0 else entries}."
             )
         if not bias:
             options["bias"] = False
@@ -88,7 +89,6 @@ class Recurrent(nn.Module):
         self.num_layers = num_layers
         self.bias = bias
         self.batch_first = batch_first
-        self.dropout = float(dropout)
         self.bidirectional = bidirectional
         self.shared_dropout = shared_dropout
         directions = 2 if bidirectional else 1
@@ -183,6 +183,10 @@ class Recurrent(nn.Module):
     # --- what comes in --------------------------------------------------------------------------------------------
 
     def _time_major(self, input: Tensor) -> tuple[Tensor, bool]:
+        if not isinstance(input, Tensor):
+            raise TypeError(
+                f"`input` of {self._name} must be a tensor or a PackedSequence; got {type(input).__name__}."
+            )
         batched = input.dim() == 3
         if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
             axes = f"(batch, time, {self.input_size})" if self.batch_first else f"(time, batch, {self.input_size})"
@@ -197,18 +201,38 @@ class Recurrent(nn.Module):
 
     def _initial(self, hx: State | None, u: Tensor, lengths: Tensor | None) -> list[State | None]:
         steps, batch = u.shape[:2]
+        self._check_kind("input", u)
         if lengths is not None:
             self._check_lengths(lengths, steps, batch)
         if hx is None:
             return [None] * len(self.cells)
         fields = self.state_type._fields
         expected = [(len(self.cells), batch, size) for size in self._cell(0).state_sizes]
-        got = [tuple(s.shape) for s in hx]
+        got = [tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__ for s in hx]
         if got != expected:
             raise ValueError(f"`hx` {fields} of {self._name} must have shapes {expected}; got {got}.")
+        for field in hx:
+            self._check_kind("hx", field)
         return [self.state_type(*(s[i] for s in hx)) for i in range(len(self.cells))]
 
+    def _check_kind(self, name: str, given: Tensor) -> None:
+        """Refuse another type or device than the weights'; under autocast torch converts the type."""
+        weight = next(self._cell(0).parameters())
+        if given.device == weight.device and (
+            given.dtype == weight.dtype or torch.is_autocast_enabled(given.device.type)
+        ):
+            return
+        ours, theirs = ((str(t.device), t.dtype) for t in (weight, given))
+        raise ValueError(
+            f"`{name}` of {self._name} must be {ours[1]} on {ours[0]}, as its weights; got {theirs[1]} on {theirs[0]}. "
+            f"Call .to{ours} on it, or .to{theirs} on the layer."
+        )
+
     def _check_lengths(self, lengths: Tensor, steps: int, batch: int) -> None:
+        if not isinstance(lengths, Tensor):
+            raise TypeError(
+                f"`lengths` of {self._name} must be a 1-D tensor of {batch} integers; got {type(lengths).__name__}."
+            )
         whole = not (lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool)
         if not whole or tuple(lengths.shape) != (batch,):
             raise ValueError(

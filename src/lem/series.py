@@ -152,7 +152,10 @@ def from_table(
             )
     chosen = channels or [name for name in names if name not in (series, time, target)]
     if not chosen:
-        raise ValueError(f"The table must have at least one value column; got only {', '.join(names)}.")
+        raise ValueError(f"The table must have at least one value column; got only {', '.join(names) or 'nothing'}.")
+    counts = {name: len(table[name]) for name in names}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"The columns of the table must be equally long; got {counts}.")
     values = np.stack([_column(table, name) for name in chosen])
     if values.shape[1] == 0:
         raise ValueError("The table must have at least one row; got none.")

@@ -80,6 +80,8 @@ class Streams:
         for stream in ids:
             if stream in self._rows:
                 raise ValueError(f"A stream is added once; got {stream!r} again.")
+        if len(set(ids)) != len(ids):
+            raise ValueError("A stream is added once; got one twice.")
         short = len(ids) - len(self._free)
         if short > 0:
             rows = self._table[0].shape[1]
@@ -96,7 +98,7 @@ class Streams:
         """End streams; their rows are reset and used again."""
         rows = self._find(ids)
         for field, fresh in zip(self._table, self._fresh):
-            field[:, torch.tensor(rows)] = fresh
+            field[:, torch.tensor(rows, dtype=torch.int64)] = fresh
         self._free += rows
         for stream in ids:
             del self._rows[stream]
@@ -168,6 +170,8 @@ class Streams:
     @torch.inference_mode()
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Replace all streams by those of a snapshot."""
+        if not {"ids", "state"} <= set(snapshot):
+            raise ValueError(f"`snapshot` must be what `snapshot()` gave, with ids and state; got {sorted(snapshot)}.")
         ids, state = snapshot["ids"], snapshot["state"]
         expected = [(f.shape[0], len(ids), f.shape[2]) for f in self._fresh]
         got = [tuple(field.shape) for field in state]

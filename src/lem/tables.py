@@ -40,6 +40,7 @@ def read(
     time: str | None = None,
     channels: list[str] | None = None,
     long: bool = False,
+    target_may_miss: bool = False,
 ) -> Labelled:
     """Read a file of series.
 
@@ -50,6 +51,7 @@ def read(
         time: the column by which the steps of a long table are sorted.
         channels: the value columns of a long table; by default all others.
         long: whether a table without `series` is one long series instead of one series a row.
+        target_may_miss: whether a table without the target's column is read all the same, without targets.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
@@ -63,15 +65,21 @@ def read(
     if path.suffix == ".npz":
         return _from_npz(path)
     columns = _from_csv(path) if path.suffix == ".csv" else _from_parquet(path)
+    if target_may_miss and target not in columns:
+        target = None
     if series is not None or long:
         X, y = from_table(columns, series, time=time, channels=channels, target=target)
         names = list(dict.fromkeys(map(str, columns[series]))) if series is not None else _numbers(1)
         return Labelled(X, y, names)
-    if target is not None and target not in columns:
-        raise ValueError(
-            f"`target` must be a column of {path.name}, one of {', '.join(columns)}; got {target!r}."
-            f"{nearest(target, columns)}"
-        )
+    if time is not None:
+        raise ValueError(f"`time` needs `series`: {path.name} is read as one series a row; got {time!r}.")
+    for name in (target, *(channels or ())):
+        if name is not None and name not in columns:
+            what = "`target`" if name == target else "Each of `channels`"
+            raise ValueError(
+                f"{what} must be a column of {path.name}, one of {', '.join(columns)}; got {name!r}."
+                f"{nearest(name, columns)}"
+            )
     steps = channels or [name for name in columns if name != target]
     wide = from_table({name: columns[name] for name in steps}, None)[0][0].T
     return Labelled(wide, None if target is None else columns[target], _numbers(len(wide)))

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from numbers import Integral, Real
 from typing import Any, Protocol
 
 import torch
@@ -96,6 +97,8 @@ def evaluate(
     processes: Processes = ALONE,
 ) -> float:
     """Return the metric of a model over a whole split; with `subsample`, on that many evenly spaced time steps."""
+    if isinstance(metric, str):
+        _one_of("metric", metric, METRICS, "evaluate")
     judge, total, count = METRICS[metric] if isinstance(metric, str) else metric, 0.0, 0
     training, state = model.training, None
     model.eval()
@@ -112,6 +115,8 @@ def evaluate(
             count += values.numel()
     model.train(training)
     total, answers = processes.total(total, count)
+    if not answers:
+        raise ValueError("`split` of evaluate must have at least one answer; it has none.")
     return judge.finish(total / answers)
 
 
@@ -190,8 +195,16 @@ def fit(
     """
     least = {"batch_size": batch_size, "epochs": epochs, "evaluate_every": evaluate_every, "accumulate": accumulate}
     for name, number in {**least, "truncate": truncate, "subsample": subsample, "patience": patience}.items():
-        if number is not None and number < 1:
+        if number is not None and not (isinstance(number, Integral) and number >= 1):
             raise ValueError(f"`{name}` of fit must be a positive integer; got {number!r}.")
+    positive = {"learning_rate": learning_rate, "clip_norm": clip_norm, "minutes": minutes, "drop_factor": drop_factor}
+    for name, value in positive.items():
+        if value is not None and not (isinstance(value, Real) and value > 0.0):
+            raise ValueError(f"`{name}` of fit must be a positive number; got {value!r}.")
+    for name, value in {"weight_decay": weight_decay, "l2": l2}.items():
+        if not (isinstance(value, Real) and value >= 0.0):
+            raise ValueError(f"`{name}` of fit must be a number of at least 0; got {value!r}.")
+    check_device(device, "fit")
     _one_of("optimizer", optimizer, OPTIMIZERS)
     if isinstance(loss, str):
         _one_of("loss", loss, LOSSES)
@@ -207,6 +220,8 @@ def fit(
     judge = METRICS[metric] if isinstance(metric, str) else metric
     criterion = LOSSES[loss] if isinstance(loss, str) else loss
     steps = train.steps(batch_size)
+    if steps < 1:
+        raise ValueError("`train` of fit must have at least one batch an epoch; it has none.")
     progress, average = Progress(), Average()
     best: dict[str, Tensor] = {}
     carried: tuple[Tensor, ...] | None = None
@@ -354,9 +369,18 @@ def fit(
     return progress
 
 
-def _one_of(name: str, value: object, known: Any) -> None:
+def _one_of(name: str, value: object, known: Any, whose: str = "fit") -> None:
     if value not in known:
-        raise ValueError(f"`{name}` of fit must be one of {', '.join(map(str, known))}; got {value!r}.")
+        raise ValueError(f"`{name}` of {whose} must be one of {', '.join(map(str, known))}; got {value!r}.")
+
+
+def check_device(device: str, whose: str) -> None:
+    """Refuse a device that torch does not have on this machine."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:  # each of them, by the kind of device
+        why = str(error).partition("\n")[0].removesuffix(".")
+        raise ValueError(f"`device` of {whose} must be one that torch has here; got {device!r}: {why}.") from error
 
 
 def _call(model: nn.Module, hook: str) -> Any:

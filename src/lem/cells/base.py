@@ -83,6 +83,8 @@ class Cell(nn.Module):
     def forward(self, u: Float[Tensor, "*batch input"], state: State | None = None) -> State:
         """Take one step, as nn.LSTMCell does: `u` is (batch, input) or (input,)."""
         name = type(self).__name__
+        if not isinstance(u, Tensor):
+            raise TypeError(f"`u` of {name} must be a tensor; got {type(u).__name__}.")
         if u.dim() not in (1, 2) or u.shape[-1] != self.input_size:
             raise ValueError(
                 f"`u` of {name} must have shape (batch, {self.input_size}) or ({self.input_size},); "
@@ -94,7 +96,7 @@ class Cell(nn.Module):
         else:
             fields = self.state_type._fields
             expected = [(*u.shape[:-1], size) for size in self.state_sizes]
-            got = [tuple(s.shape) for s in state]
+            got = [tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__ for s in state]
             if got != expected:
                 raise ValueError(f"`state` {fields} of {name} must have shapes {expected}; got {got}.")
             state = self.state_type(*(s if u.dim() == 2 else s[None] for s in state))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lem import native
-from lem.cells.base import Cell, State
+from lem.cells.base import Cell, State, within
 from lem.shapes import Float, Int
 
 
@@ -93,11 +93,9 @@ class LEMCell(Cell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        if not (isinstance(dt, int | float) and 0.0 < dt <= 2.0):
-            raise ValueError(f"`dt` of LEMCell must be a number in (0, 2]; got {dt!r}.")
-        if not (isinstance(state_dropout, int | float) and 0.0 <= state_dropout < 1.0):
-            raise ValueError(f"`state_dropout` of LEMCell must be a number in [0, 1); got {state_dropout!r}.")
-        if clip is not None and not (len(clip) == 2 and 0.0 <= clip[0] <= clip[1] <= 2.0):
+        self.dt = within("LEMCell", "dt", dt, "(0, 2]")
+        self.state_dropout = within("LEMCell", "state_dropout", state_dropout, "[0, 1)")
+        if clip is not None and not _is_interval(clip):
             raise ValueError(f"`clip` of LEMCell must be (low, high) with 0 <= low <= high <= 2; got {clip!r}.")
         if t_max is not None and not (isinstance(t_max, int | float) and t_max > 0):
             raise ValueError(f"`t_max` of LEMCell must be a positive number of steps; got {t_max!r}.")
@@ -113,13 +111,11 @@ class LEMCell(Cell):
         self.backend = backend
         self.memory = memory
         self.bias_enabled = bias
-        self.dt = float(dt)
         self.single_scale = single_scale
         self.clip = None if clip is None else (float(clip[0]), float(clip[1]))
         self.t_max = t_max
         self.init = init
         self.two_biases = two_biases
-        self.state_dropout = state_dropout
 
         d, m, gates = hidden_size, input_size, 0 if single_scale else 2
         self.weight_u = nn.Parameter(torch.empty((gates + 2) * d, m, device=device, dtype=dtype))
@@ -289,6 +285,11 @@ class LEMCell(Cell):
         parts += [f"clip={self.clip}"] * (self.clip is not None) + [f"t_max={self.t_max}"] * (self.t_max is not None)
         parts += [f"state_dropout={self.state_dropout}"] * (self.state_dropout > 0)
         return ", ".join(parts)
+
+
+def _is_interval(clip: Any) -> bool:
+    pair = isinstance(clip, tuple | list) and len(clip) == 2 and all(isinstance(end, int | float) for end in clip)
+    return pair and 0.0 <= clip[0] <= clip[1] <= 2.0
 
 
 # What the kernel computes: a subclass that changes one of these runs on the loop.

@@ -1,6 +1,7 @@
 """The command `lem`. Each topic's commands are one module here, named in `TOPICS`; only this package prints."""
 
 import argparse
+import os
 import sys
 import tomllib
 import warnings
@@ -40,7 +41,16 @@ def main(arguments: list[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             return int(options.command(options))
-    except (ValueError, TypeError, ImportError, OSError, FloatingPointError) as error:
+    except BrokenPipeError:  # `lem recipes | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        print("lem: interrupted", file=sys.stderr)
+        return 130
+    except MemoryError as error:
+        print(f"lem: there is not enough memory: {error or 'take a smaller batch or model'}", file=sys.stderr)
+        return 2
+    except (ValueError, TypeError, ImportError, OSError, ArithmeticError, RuntimeError) as error:
         print(f"lem: {error}", file=sys.stderr)
         return 2
 

@@ -39,6 +39,8 @@ def add(commands: Any) -> None:
 
 
 def _certify(options: argparse.Namespace) -> int:
+    if options.rows < 1:
+        raise ValueError(f"--rows of lem certify must be a positive integer; got {options.rows}.")
     if (Path(options.target) / "recipe.toml").is_file():
         if options.overrides:
             raise ValueError("A run keeps its recipe; certify the recipe to change a value.")

@@ -61,11 +61,14 @@ def add_data(parser: argparse.ArgumentParser, optional: bool = False) -> None:
     parser.add_argument("--channels", metavar="A,B,...", type=lambda text: text.split(","), help="the value columns")
 
 
-def read(options: argparse.Namespace, path: Path, forecast: bool = False) -> tables.Labelled:
-    """Read a file of series as the options say."""
+def read(
+    options: argparse.Namespace, path: Path, forecast: bool = False, trained_on: str | None = None
+) -> tables.Labelled:
+    """Read a file of series as the options say; the target `trained_on` by a model is none of its inputs."""
     return tables.read(
         path,
-        target=None if forecast else options.target,
+        target=None if forecast else options.target or trained_on,
+        target_may_miss=options.target is None,
         series=options.series,
         time=options.time,
         channels=options.channels,
@@ -78,7 +81,7 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.data is None:
         raise ValueError("lem evaluate needs a file of series behind a model file.")
     predictor = Predictor.load(options.run)
-    X, y, _ = read(options, options.data, predictor.kind == "forecaster")
+    X, y, _ = read(options, options.data, predictor.kind == "forecaster", _target(predictor))
     X, y = _continuation(X, predictor.horizon) if predictor.kind == "forecaster" else (X, y)
     if y is None:
         raise ValueError("lem evaluate needs the targets: name their column with --target.")
@@ -93,6 +96,12 @@ def _fit(options: argparse.Namespace) -> int:
 
     if options.data.suffix in (".csv", ".parquet") and options.target is None and options.forecast is None:
         raise ValueError("lem fit needs the target: name its column with --target, or give --forecast STEPS.")
+    if options.forecast is not None and (options.target or options.task or options.balanced):
+        raise ValueError("--forecast of lem fit needs no --target, --task or --balanced: the series itself is learned.")
+    if not 0.0 <= options.test_fraction < 1.0:
+        raise ValueError(f"--test-fraction of lem fit must be a number in [0, 1); got {options.test_fraction}.")
+    if options.seed < 0:
+        raise ValueError(f"--seed of lem fit must be a whole number of at least 0; got {options.seed}.")
     data = read(options, options.data, options.forecast is not None)
     shared: dict[str, Any] = {
         "cell": options.cell,
@@ -111,7 +120,9 @@ def _fit(options: argparse.Namespace) -> int:
             raise ValueError(f"lem fit needs targets, or --forecast STEPS; got {options.data.name} without `y`.")
         task = options.task or _task(data.y)
         data = data._replace(y=_numeric(data.y) if task == "regress" else data.y)
-        balanced: dict[str, Any] = {"class_weight": "balanced"} if options.balanced and task == "classify" else {}
+        if options.balanced and task == "regress":
+            raise ValueError("--balanced of lem fit is for classes; the target here is a number.")
+        balanced: dict[str, Any] = {"class_weight": "balanced"} if options.balanced else {}
         kind: Any = LEMClassifier if task == "classify" else LEMRegressor
         estimator = kind(options.hidden_size, **shared, **balanced)
 
@@ -126,6 +137,8 @@ def _fit(options: argparse.Namespace) -> int:
         where = options.test.name if options.test is not None else "the part held back"
         results[f"test {name}"] = f"{score:.4g} on {len(test[0])} series of {where}"
         estimator.predictor_.notes |= {"test": {"metric": name, "score": score, "series": len(test[0])}}
+    if options.target is not None:
+        estimator.predictor_.notes |= {"target": options.target}
     out = estimator.save(options.out)
     rows = [*results.items(), ("model", str(out))]
     text = card(estimator.predictor_, out.stem, results)
@@ -205,7 +218,7 @@ def _score(predictor: Predictor, X: Any, y: np.ndarray) -> tuple[str, float, np.
 
 def _predict(options: argparse.Namespace) -> int:
     predictor = Predictor.load(options.model)
-    X, _, names = read(options, options.data, predictor.kind == "forecaster")
+    X, _, names = read(options, options.data, predictor.kind == "forecaster", _target(predictor))
     columns: dict[str, list[Any]] = {"series": names}
     if predictor.kind == "classifier":
         assert predictor.labels is not None
@@ -225,10 +238,17 @@ def _predict(options: argparse.Namespace) -> int:
     return 0
 
 
+def _target(predictor: Predictor) -> str | None:
+    """Return the name of the column a model was trained to tell, as its file says."""
+    name = predictor.notes.get("target")
+    return name if isinstance(name, str) else None
+
+
 def _export(options: argparse.Namespace) -> int:
     from lem.export import allowance, export
 
+    predictor = Predictor.load(options.model)
     folder = options.out or options.model.with_name(f"{options.model.stem}-{options.to}")
-    export(Predictor.load(options.model), options.to, folder, portable=not options.kernel)
+    export(predictor, options.to, folder, portable=not options.kernel)
     print(f"{folder}: self-test passed (to {allowance(folder):.2g})")
     return 0

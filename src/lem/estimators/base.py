@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -16,7 +17,7 @@ from lem.metrics import Loss, Metric
 from lem.predictor import Predictor
 from lem.series import Series, as_series
 from lem.stream import Stream, Streams
-from lem.train import Event, fit
+from lem.train import Event, check_device, fit
 
 try:
     from sklearn.base import BaseEstimator
@@ -270,8 +271,12 @@ class SeriesEstimator(BaseEstimator):
         check("epochs", isinstance(self.epochs, whole) and self.epochs > 0, "a positive integer")
         sized = isinstance(self.batch_size, whole) and self.batch_size > 0
         check("batch_size", self.batch_size == "auto" or sized, "'auto' or a positive integer")
-        check("dt", self.dt == "auto" or not isinstance(self.dt, str), "'auto' or a number")
-        check("validation_fraction", 0.0 <= self.validation_fraction < 1.0, "a number in [0, 1)")
+        check("dt", self.dt == "auto" or isinstance(self.dt, Real), "'auto' or a number")
+        for name in ("validation_fraction", "dropout"):
+            value = getattr(self, name)
+            check(name, isinstance(value, Real) and 0.0 <= float(value) < 1.0, "a number in [0, 1)")
+        check("cell_options", isinstance(self.cell_options, dict | None), "a dict or None")
+        check_device(self.device, self._name)
         check("missing", self.missing in ("error", "mask"), "'error' or 'mask'")
 
     # --- building and training --------------------------------------------------------------------------------------

@@ -51,6 +51,9 @@ def adding(length: int = 2000, data_seed: int = 1234, steps_per_epoch: int = 100
     if length < 2:
         raise ValueError(f"`length` of adding must be at least 2, one mark for each half; got {length}.")
 
+    if steps_per_epoch < 1:
+        raise ValueError(f"`steps_per_epoch` of adding must be a positive integer; got {steps_per_epoch}.")
+
     def held_out(which: int) -> ArraySplit:
         return ArraySplit(*sequences(length, 1000, torch.Generator().manual_seed(mix(data_seed, which))))
 

@@ -41,6 +41,9 @@ def fitzhugh_nagumo(data_seed: int = 1234, sizes: tuple[int, int, int] = SIZES) 
         sizes: the number of training, validation and test sequences.
     """
 
+    if min(sizes) < 1:
+        raise ValueError(f"`sizes` of fitzhugh_nagumo must be positive numbers of sequences; got {sizes}.")
+
     def split(which: int) -> ArraySplit:
         generator = torch.Generator().manual_seed(mix(data_seed, which))
         v_0 = 2.0 * torch.rand(sizes[which], dtype=torch.float64, generator=generator) - 1.0
