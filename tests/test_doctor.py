@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lem import LEMCell, doctor, native
-from lem.cells import LEMState
+from lem.cells import Cell, LEMState
 from lem.cli import main
 from lem.extras import EXTRAS
 
@@ -34,12 +34,13 @@ def test_the_report_is_plain_data(report):
     assert json.loads(json.dumps(report)) == report
 
 
-def test_a_wrong_kernel_is_found_and_the_exit_status_says_so(monkeypatch, capsys):
+@pytest.mark.parametrize("factor", [1.001, float("nan")])
+def test_a_wrong_kernel_is_found_and_the_exit_status_says_so(factor, monkeypatch, capsys):
     right = LEMCell.sequence
 
     def wrong(self, *args, **kwargs):
         outputs, (y, z) = right(self, *args, **kwargs)
-        return outputs, LEMState(y, z * 1.001)
+        return outputs, LEMState(y, z * factor)
 
     monkeypatch.setattr(LEMCell, "sequence", wrong)
     monkeypatch.setattr(doctor, "LIMITS", dict(list(doctor.LIMITS.items())[:1]))
@@ -55,6 +56,21 @@ def test_without_the_kernel_it_says_why_and_what_to_do(monkeypatch):
     report = doctor.examine(speed=False)
     assert report["kernel"]["targets"] == []
     assert any("runs on the Python loop: the kernel was not built" in advice for advice in report["advice"])
+
+
+def test_a_kernel_that_cannot_be_loaded_is_an_illness(monkeypatch):
+    monkeypatch.setattr(LEMCell, "backend_for", lambda self, u: ("loop", "the kernel cannot be loaded: no ELF"))
+    monkeypatch.setattr(doctor, "LIMITS", {})
+    report = doctor.examine(speed=False)
+    assert not report["ok"]
+    assert [check["name"] for check in report["checks"] if not check["ok"]] == ["kernel library"]
+
+
+def test_a_wrong_loop_is_found_too(monkeypatch):
+    right = Cell._loop
+    monkeypatch.setattr(Cell, "_loop", lambda self, u, s, n, reverse, fields: right(self, u, s, n, False, fields))
+    ill = [check["name"] for check in doctor.examine(speed=False)["checks"] if not check["ok"]]
+    assert {"loop, float64", "loop, float32"} <= set(ill)
 
 
 def test_speed_is_a_paired_ratio(monkeypatch):

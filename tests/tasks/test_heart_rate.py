@@ -30,6 +30,24 @@ def test_recordings_stay_together():
     assert recording_split(recordings, 1)[2].tolist() != splits[2].tolist()
 
 
+def test_recordings_become_a_task_without_a_recording_in_two_splits(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEM_DATA", str(tmp_path))
+    monkeypatch.setenv("LEM_OFFLINE", "1")
+    (tmp_path / "bidmc_csv").mkdir()
+    for n in range(1, 54):  # one window each, of which every value tells the recording
+        stem = tmp_path / "bidmc_csv" / f"bidmc_{n:02d}"
+        stem.with_name(f"{stem.name}_Signals.csv").write_text("Time [s], II, PLETH\n" + f"0,{-n},{n}\n" * 4000)
+        stem.with_name(f"{stem.name}_Numerics.csv").write_text("Time [s], HR\n" + f"0,{n + 40}\n" * 33)
+    task = make("recording")
+    parts = [task.train, task.valid, task.test()]
+    assert [len(part) for part in parts] == [37, 8, 8]
+    assert len(torch.cat([part.targets for part in parts]).unique()) == 53
+    for part in parts:
+        assert torch.equal(part.inputs[:, 0, 0] + 40, part.targets[:, 0])
+        assert torch.equal(part.inputs[:, -1, 1], -part.inputs[:, -1, 0])
+    assert make("random").train.targets[:, 0].tolist() == (random_split(53)[0] + 41.0).tolist()
+
+
 def test_windows_by_hand():
     signals = np.arange(41 * 125 + 1)[:, None] * np.array([1.0, -1.0])
     rates = np.arange(42.0)
