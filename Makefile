@@ -1,7 +1,8 @@
 # Each target sets up .venv by itself; a second call is instant.
 PYTHON ?= python3
 BIN := .venv/bin
-SETUP := .venv/.ready
+# An editable install knows the modules that were there: another list of them is another set-up.
+SETUP := .venv/.ready-$(shell find src -name '*.py' | sort | cksum | cut -d' ' -f1)
 SOURCES := src tests tools
 
 .PHONY: setup demo test test-slow check check-all lint types imports size docs bench native-test native-aarch64 native-avx512 dist wheel-test fuzz
@@ -11,7 +12,7 @@ setup: $(SETUP)
 $(SETUP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	@touch $@
+	@rm -f .venv/.ready* && touch $@
 
 demo: $(SETUP)  ## train LEM on the FitzHugh-Nagumo system by the paper's protocol and show the result
 	$(BIN)/lem train fitzhugh_nagumo/lem --figure

@@ -228,8 +228,11 @@ void against_differences(const variant& v) {
 
 int main(int argc, char** argv) {
     // For emulators: fewer sizes; and one thread, where a processor that is alone would only wait.
-    one_thread = argc > 1 && std::string(argv[1]) == "alone";
-    const bool quick = one_thread || (argc > 1 && std::string(argv[1]) == "quick");
+    bool quick = false;
+    for (int i = 1; i < argc; ++i) {
+        one_thread = one_thread || std::string(argv[i]) == "alone";
+        quick = quick || one_thread || std::string(argv[i]) == "quick";
+    }
     for (int64_t i = 0; lem_target_name(i); ++i)
         std::printf("target %-8s %s\n", lem_target_name(i), lem_target_supported(i) ? "" : "not on this machine");
     std::vector<variant> variants = {

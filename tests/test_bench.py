@@ -52,6 +52,7 @@ def test_unequal_lengths_streaming_and_the_command(tmp_path, monkeypatch, capsys
     assert "x LSTM" in capsys.readouterr().out
     assert main(["bench", "--only", "7"]) == 2
     assert main(["bench", "--clock", "processor"]) == 2
+    assert main(["bench", "--rounds", "0"]) == 2
 
 
 @pytest.mark.slow

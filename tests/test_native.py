@@ -2,6 +2,7 @@
 
 import ctypes
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -455,6 +456,14 @@ def test_a_forked_child_works_after_use(thread_count):
 def _train_lists(seed):
     torch.set_num_threads(1)
     return [p.numpy() for p in _train(seed)]
+
+
+def test_a_wrong_target_leaves_the_loop_and_says_so():
+    code = "import torch, lem; print(lem.LEMCell(1, 2).backend_for(torch.zeros(3, 1, 1)))"
+    environment = {**os.environ, "LEM_TARGET": "mmx"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert "'loop', \"the kernel cannot be loaded: `LEM_TARGET` must be one of" in done.stdout
+    assert "LEM runs on the slow loop" in done.stderr
 
 
 def test_the_library_needs_no_torch():

@@ -47,5 +47,5 @@ echo c > "$work/go"
 (sleep 7200 | bochs -q -f "$work/bochsrc" -rc "$work/go" > "$work/bochs.out" 2>&1) &
 until grep -q "failures\|Kernel panic" "$work/serial.txt" 2> /dev/null || ! kill -0 $! 2> /dev/null; do sleep 5; done
 pkill -f "bochs.*$work/bochsrc" || true
-tr -d '\r' < "$work/serial.txt" | grep -a "^target\|failures$\|FAILED\|panic" | tee "$work/said.txt"
+tr -d '\r' < "$work/serial.txt" | grep -a -o "^target.*\|^[0-9]* failures\|^FAILED.*" | tee "$work/said.txt"
 grep -q "^target avx512 *$" "$work/said.txt" && grep -q "^0 failures" "$work/said.txt"

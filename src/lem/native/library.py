@@ -5,6 +5,7 @@ The library is optional: without it everything runs on the loop, and `refusal` s
 
 import ctypes
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,7 +125,11 @@ def using_target(name: str) -> Iterator[None]:
 
 
 if LIBRARY is not None and os.environ.get("LEM_TARGET"):
-    set_target(os.environ["LEM_TARGET"])
+    try:
+        set_target(os.environ["LEM_TARGET"])
+    except ValueError as error:  # importing lem must not fail: `lem doctor` has to say what is wrong
+        LIBRARY, MISSING = None, f"the kernel cannot be loaded: {error}"
+        warnings.warn(f"LEM runs on the slow loop: {error}", stacklevel=2)
 
 _forked = False
 
