@@ -317,8 +317,8 @@ def test_targets_on_other_axes_are_refused(every_step, must):
     ("options", "message"),
     [
         ({"batch_size": 2.5}, "`batch_size` of fit must be a positive integer; got 2.5"),
-        ({"learning_rate": -1.0}, "`learning_rate` of fit must be a positive number; got -1.0"),
-        ({"learning_rate": "a"}, "`learning_rate` of fit must be a positive number; got 'a'"),
+        ({"learning_rate": -1.0}, "`learning_rate` of fit must be a number of at least 0; got -1.0"),
+        ({"learning_rate": "a"}, "`learning_rate` of fit must be a number of at least 0; got 'a'"),
         ({"clip_norm": -1.0}, "`clip_norm` of fit must be a positive number"),
         ({"minutes": 0.0}, "`minutes` of fit must be a positive number"),
         ({"l2": -1.0}, "`l2` of fit must be a number of at least 0"),

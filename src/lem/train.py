@@ -197,11 +197,11 @@ def fit(
     for name, number in {**least, "truncate": truncate, "subsample": subsample, "patience": patience}.items():
         if number is not None and not (isinstance(number, Integral) and number >= 1):
             raise ValueError(f"`{name}` of fit must be a positive integer; got {number!r}.")
-    positive = {"learning_rate": learning_rate, "clip_norm": clip_norm, "minutes": minutes, "drop_factor": drop_factor}
+    positive = {"clip_norm": clip_norm, "minutes": minutes, "drop_factor": drop_factor}
     for name, value in positive.items():
         if value is not None and not (isinstance(value, Real) and value > 0.0):
             raise ValueError(f"`{name}` of fit must be a positive number; got {value!r}.")
-    for name, value in {"weight_decay": weight_decay, "l2": l2}.items():
+    for name, value in {"learning_rate": learning_rate, "weight_decay": weight_decay, "l2": l2}.items():
         if not (isinstance(value, Real) and value >= 0.0):
             raise ValueError(f"`{name}` of fit must be a number of at least 0; got {value!r}.")
     check_device(device, "fit")
