@@ -161,7 +161,7 @@ def test_wrong_pushes_are_named():
         table.push([], np.zeros((0, 2)))
     with pytest.raises(ValueError, match="'a' again"):
         table.add("a")
-    with pytest.raises(ValueError, match="added once; got one twice"):
+    with pytest.raises(ValueError, match="added once; got 'c' again"):
         table.add("c", "c")
     table.drop()
     assert "c" not in table

@@ -44,7 +44,10 @@ log: $work/bochs.log
 clock: sync=none
 END
 echo c > "$work/go"
-(sleep 7200 | bochs -q -f "$work/bochsrc" -rc "$work/go" > "$work/bochs.out" 2>&1) &
+# Bochs reads commands from its input and ends where that ends: an open pipe that nobody writes to keeps it going.
+rm -f "$work/input" && mkfifo "$work/input"
+exec 3<> "$work/input"
+bochs -q -f "$work/bochsrc" -rc "$work/go" <&3 > "$work/bochs.out" 2>&1 &
 until grep -q "failures\|Kernel panic" "$work/serial.txt" 2> /dev/null || ! kill -0 $! 2> /dev/null; do sleep 5; done
 pkill -f "bochs.*$work/bochsrc" || true
 tr -d '\r' < "$work/serial.txt" | grep -a -o "^target.*\|^[0-9]* failures\|^FAILED.*" | tee "$work/said.txt"

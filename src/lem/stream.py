@@ -77,11 +77,11 @@ class Streams:
     @torch.inference_mode()
     def add(self, *ids: Hashable) -> None:
         """Begin new streams."""
+        seen = set(self._rows)
         for stream in ids:
-            if stream in self._rows:
+            if stream in seen:
                 raise ValueError(f"A stream is added once; got {stream!r} again.")
-        if len(set(ids)) != len(ids):
-            raise ValueError("A stream is added once; got one twice.")
+            seen.add(stream)
         short = len(ids) - len(self._free)
         if short > 0:
             rows = self._table[0].shape[1]

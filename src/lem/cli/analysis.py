@@ -88,6 +88,7 @@ def _study(options: argparse.Namespace) -> int:
         return 0
     for point in studies.sweep(folders, options.over):
         spread = "" if point.spread is None else f" +- {report.figure(point.spread)}"
-        print(f"{options.over} = {point.value!s:<10} {report.figure(point.mean)}{spread}  ({len(point.scores)} runs)")
+        runs = "1 run" if len(point.scores) == 1 else f"{len(point.scores)} runs"
+        print(f"{options.over} = {point.value!s:<10} {report.figure(point.mean)}{spread}  ({runs})")
     print(studies.draw_sweep(folders, options.over, options.figure))
     return 0
