@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from pathlib import Path
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
@@ -16,6 +17,7 @@ from lem.report import find_runs, group_runs, summary_rows
 from lem.reproduction import TABLES, paper_tables, reproduction
 from tests.runs import tiny
 
+ROOT = Path(__file__).parent.parent
 FHN = {"task.sizes": [4, 4, 4], "train.batch_size": 2, "train.epochs": 3}
 
 
@@ -50,36 +52,76 @@ def test_a_run_ended_by_the_clock_says_so(tmp_path):
     assert group.score().endswith("(1 of 4 epochs: after 1e-09 minutes)")
 
 
-def test_the_papers_tables_are_complete_and_ours_stand_beside_them(runs, tmp_path):
+def test_the_papers_tables_are_complete_and_ours_stand_beside_them(runs):
     groups = group_runs(find_runs([runs]))
     tables = {table.title: table for table in paper_tables(groups)}
-    assert [len(table.rows) for table in tables.values()] == [8, 8, 8, 9, 6, 7, 7, 8, 8, 6]
+    rows = [sum(row.of_the_paper for row in table.rows) for table in tables.values()]
+    assert rows == [8, 8, 8, 9, 6, 7, 7, 8, 8, 6, 0]
     text = reproduction(groups)
     assert "1 of 75 rows have a figure" in text
     lines = [line for line in text.splitlines() if line.startswith("| LEM |")]
     assert len(lines) == 9
-    (ours,) = [line for line in lines if "missing" not in line]
+    (ours,) = [line for line in lines if "missing" not in line and "not available" not in line]
     assert "(3 of 400 epochs)" in ours
     assert "`fitzhugh_nagumo/lem` with task.sizes" in ours
-    assert text.count("| missing |") == 74
-    assert "## Runs of recipes the paper has no row for" in text
-    with_recipe = {row["recipe"] for table in tomllib.loads(TABLES.read_text())["table"] for row in table["rows"]}
-    assert len(with_recipe) == 75
+    eigenworms = len(tables["EigenWorms"].rows) + len(tables["EigenWorms, variants"].rows)
+    assert text.count("| data not available here, recipe ready |") == eigenworms
+    own = sum(not row.of_the_paper for table in tables.values() for row in table.rows)
+    assert text.count("| missing |") == 74 - eigenworms + own
+    assert "| `adding/lem-short` with " in text.partition("## Other runs")[2]
 
 
-def test_the_papers_rows_agree_with_the_recipes(runs):
+def test_the_papers_rows_agree_with_the_recipes():
     """Two people typed them: the tables and the recipes' [paper] sections."""
     from lem.experiment import recipe_names
 
-    checked = 0
-    for table in tomllib.loads(TABLES.read_text())["table"]:
-        for row in table["rows"]:
-            if row["recipe"] in recipe_names():
-                paper = load_recipe(row["recipe"]).paper
-                assert paper["figure"] == row["figure"], row["recipe"]
-                assert paper["units"] == row["units"], row["recipe"]
-                checked += 1
-    assert checked >= 9
+    rows = [row for table in tomllib.loads(TABLES.read_text())["table"] for row in table["rows"]]
+    printed = [row for row in rows if "figure" in row]
+    assert len({row["recipe"] for row in printed}) == len(printed) == 75
+    for row in rows:
+        assert row["recipe"] in recipe_names(), row["recipe"]
+        paper = load_recipe(row["recipe"]).paper
+        if "figure" in row:
+            assert (paper["figure"], paper["units"]) == (row["figure"], row["units"]), row["recipe"]
+
+
+def test_of_a_recipes_variants_the_row_shows_the_longest_and_the_page_all(tmp_path):
+    for epochs in (1, 2):
+        run(load_recipe("fitzhugh_nagumo/lem", {**FHN, "train.epochs": epochs}), 0, tmp_path)
+    text = reproduction(group_runs(find_runs([tmp_path])))
+    row, other = [line for line in text.splitlines() if "`fitzhugh_nagumo/lem` with" in line]
+    assert "(2 of 400 epochs)" in row
+    assert row.startswith("| LEM | 0.002 |")
+    assert "(1 of 400 epochs)" in other
+
+
+def test_a_row_of_one_length_takes_only_runs_of_that_length(tmp_path):
+    short = {"model.hidden_size": 4, "task.steps_per_epoch": 2, "train.batch_size": 2, "train.epochs": 1}
+    for length in (8, 5000):
+        run(load_recipe("adding/lem", {**short, "task.length": length}), 0, tmp_path)
+    (table,) = [table for table in paper_tables(group_runs(find_runs([tmp_path]))) if table.title == "Adding problem"]
+    found = {row.printed["model"]: row.ours for row in table.rows if row.ours is not None}
+    assert list(found) == ["LEM, N = 5000"]
+    assert found["LEM, N = 5000"].recipe.task["length"] == 5000
+
+
+def test_three_seeds_have_a_median(tmp_path):
+    for seed in range(3):
+        run(load_recipe("fitzhugh_nagumo/lem", {**FHN, "train.epochs": 1}), seed, tmp_path)
+    groups = group_runs(find_runs([tmp_path]))
+    middle = sorted(groups[0].tests)[1]
+    assert f"(1 of 400 epochs), median {middle:.3g} | 3 |" in reproduction(groups)
+
+
+def test_the_page_and_the_readme_say_what_the_results_folder_holds():
+    groups = group_runs(find_runs([ROOT / "results"]))
+    assert (ROOT / "docs" / "reproduction.md").read_text() == reproduction(groups), "run `lem report --paper`"
+    rows = {(table.title, *row.cells()[:2], *row.cells()[3:5]) for table in paper_tables(groups) for row in table.rows}
+    readme = (ROOT / "README.md").read_text().partition("| task | model | paper | here | seeds |")[2]
+    shown = [tuple(line.strip("| ").split(" | ")) for line in readme.partition("\n\n")[0].splitlines()[2:]]
+    assert len(shown) > 5
+    for row in shown:
+        assert row in rows, f"README's row {row} is not in docs/reproduction.md"
 
 
 def test_commands(runs, tmp_path, monkeypatch, capsys):
@@ -89,6 +131,9 @@ def test_commands(runs, tmp_path, monkeypatch, capsys):
     publish(find_runs([runs])[-1], tmp_path / "results")
     assert main(["report", "--paper"]) == 0
     assert "1 of 75 rows" in (tmp_path / "docs" / "reproduction.md").read_text()
+    images = tmp_path / "docs" / "images"
+    assert [path.name for path in images.iterdir()] == ["reproduction-fitzhugh-nagumo.png"]  # no study has its runs
+    assert (images / "reproduction-fitzhugh-nagumo.png").read_bytes().startswith(b"\x89PNG")
     assert main(["report", "nowhere"]) == 2
     assert "`run` must be a run folder or a folder of them; got nowhere" in capsys.readouterr().err
     assert main(["report"]) == 2

@@ -7,7 +7,7 @@ from typing import Any
 from lem import experiment, report
 from lem.checkpoint import write_atomically
 from lem.page import write_page
-from lem.reproduction import reproduction
+from lem.reproduction import draw_studies, draw_table, paper_tables, reproduction
 
 
 def add(commands: Any) -> None:
@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
         "run", type=Path, nargs="*", help="run folders, or folders of them (default runs, or results)"
     )
     reported.add_argument("--html", type=Path, metavar="DIR", help="write a static page with figures to this folder")
-    reported.add_argument("--paper", action="store_true", help="write the paper's tables with ours beside them")
+    reported.add_argument("--paper", action="store_true", help="write the paper's tables and figures with ours")
     reported.add_argument(
         "--output", type=Path, default=Path("docs/reproduction.md"), help="of --paper (default docs/reproduction.md)"
     )
@@ -36,8 +36,13 @@ def _report(options: argparse.Namespace) -> int:
             raise ValueError(f"`run` must be a run folder or a folder of them; got {place}, which is none.")
     groups = report.group_runs(report.find_runs(places))
     if options.paper:
+        images = options.output.parent / "images"
+        images.mkdir(parents=True, exist_ok=True)
+        figures = [draw_table(table, images / table.image) for table in paper_tables(groups) if table.drawn]
+        figures += [path for place in places for path in draw_studies(place, images)]
         write_atomically(options.output, reproduction(groups).encode())
-        print(options.output)
+        for path in (*figures, options.output):
+            print(path)
     if options.html:
         print(write_page(groups, options.html))
     if not (options.paper or options.html):
