@@ -18,6 +18,7 @@ SIZES = {
     "google12": (80, 12, {}),
     "ptb_char": (50, 50, {"every_step": True, "symbols": True}),
     "ptb_word": (10000, 10000, {"every_step": True, "symbols": True}),
+    "long_pulse": (2, 3, {}),
 }
 IMAGES = "lem gru lstm chrono-lstm antisymmetric lipschitz exprnn cornn"
 ROWS = {

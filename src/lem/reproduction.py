@@ -125,7 +125,7 @@ def reproduction(groups: list[Group], images: str = "images") -> str:
         f"`env.json`. {sum(row.ours is not None for row in rows)} of {len(rows)} rows have a figure.",
     ]
     for table in tables:
-        lines += ["", f"## {table.heading}", "", f"The paper's {table.source}.", ""]
+        lines += ["", f"## {table.heading}", "", table.source, ""]
         lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row.cells()) + " |" for row in table.rows]
         lines += ["", table.text] if table.text else []

@@ -11,6 +11,7 @@ from lem.tasks.fitzhugh_nagumo import fitzhugh_nagumo
 from lem.tasks.google12 import SOURCE as SPEECH_COMMANDS
 from lem.tasks.google12 import google12
 from lem.tasks.heart_rate import ARCHIVE, RECORDED, heart_rate
+from lem.tasks.long_pulse import long_pulse
 from lem.tasks.mnist import SOURCE as MNIST
 from lem.tasks.mnist import psmnist, smnist
 from lem.tasks.ncifar10 import SOURCE as CIFAR10
@@ -30,6 +31,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "google12": google12,
     "ptb_char": ptb_char,
     "ptb_word": ptb_word,
+    "long_pulse": long_pulse,
 }
 
 SOURCES: dict[str, Source] = {
@@ -42,5 +44,6 @@ SOURCES: dict[str, Source] = {
     "google12": SPEECH_COMMANDS,
     "ptb_char": CHARACTERS,
     "ptb_word": WORDS,
+    "long_pulse": RECORDED,
 }
 """What `lem fetch` can fetch: the data of a task, by the task's name; the heart rate's also from another source."""
