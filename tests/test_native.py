@@ -547,3 +547,15 @@ def test_a_stepper_advances_tables_of_any_number_of_rows_in_place(target):
 def test_the_struct_has_the_size_the_library_expects():
     p = library.Problem(ctypes.sizeof(library.Problem) - 8, 4, 1, 1, 1, 1, 1)
     assert library.library().lem_saved_bytes(p) < 0
+
+
+@pytest.mark.parametrize("left", [0, 63, 4096, -1])
+def test_a_library_cut_short_is_refused_and_the_loop_left(left, tmp_path):
+    content = Path(lem.__file__).with_name("_native.so").read_bytes()
+    cut = tmp_path / "_native.so"
+    cut.write_bytes(content[:left])
+    found, reason = library.load(cut)  # without the check the loader maps the missing pages, and the process dies
+    assert found is None
+    assert reason.startswith("the kernel cannot be loaded: ")
+    cut.write_bytes(content)
+    assert library.load(cut)[1] == ""

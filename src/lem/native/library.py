@@ -5,6 +5,7 @@ The library is optional: without it everything runs on the loop, and `refusal` s
 
 import ctypes
 import os
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,10 +46,24 @@ class Problem(ctypes.Structure):
     ]
 
 
-def _load() -> tuple[ctypes.CDLL | None, str]:
-    path = Path(__file__).parents[1] / "_native.so"
+def is_whole(path: Path) -> bool:
+    """Return whether an ELF file is as long as its header says; the loader would die of what is missing."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    if header[:6] != b"\x7fELF\x02\x01":  # another format: its loader decides
+        return True
+    if len(header) < 64:
+        return False
+    (sections,), (size, count) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<HH", header, 58)
+    return path.stat().st_size >= sections + size * count
+
+
+def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
+    """Return the library with its functions' types, or None and the reason."""
     if not path.exists():
         return None, "the kernel is not built; install again with a C++ compiler (GCC or Clang) present"
+    if not is_whole(path):
+        return None, f"the kernel cannot be loaded: {path.name} is cut short; install again"
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -78,7 +93,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     return library, ""
 
 
-LIBRARY, MISSING = _load()
+LIBRARY, MISSING = load(Path(__file__).parents[1] / "_native.so")
 
 
 def library() -> ctypes.CDLL:
