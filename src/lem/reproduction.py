@@ -51,7 +51,7 @@ COLUMNS = ["model", "paper", "units / parameters", "here", "seeds", "units / par
 
 @dataclass(frozen=True)
 class Table:
-    """One table of the paper."""
+    """One table of the paper, or of ours."""
 
     title: str
     metric: str
@@ -110,8 +110,8 @@ def _trust(group: Group) -> tuple[bool, bool, int, int]:
     return not group.changes, not group.shortened, epochs, len(group.folders)
 
 
-def reproduction(groups: list[Group], images: str = "images") -> str:
-    """Write all tables as one Markdown page, which finds its figures in the folder `images`."""
+def reproduction(groups: list[Group]) -> str:
+    """Write all tables as one Markdown page, which finds its figures in the folder images/ beside it."""
     tables = paper_tables(groups)
     rows = [row for table in tables for row in table.rows if row.of_the_paper]
     lines = [
@@ -129,7 +129,7 @@ def reproduction(groups: list[Group], images: str = "images") -> str:
         lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row.cells()) + " |" for row in table.rows]
         lines += ["", table.text] if table.text else []
-        lines += ["", f"![{table.title}: {table.metric} over training]({images}/{table.image})"] if table.drawn else []
+        lines += ["", f"![{table.title}: {table.metric} over training](images/{table.image})"] if table.drawn else []
     shown = [row.ours for table in tables for row in table.rows]
     if others := [group for group in groups if group not in shown]:
         lines += ["", "## Other runs", "", "Variants of the recipes above, and recipes the paper has no row for.", ""]
