@@ -46,6 +46,22 @@ def test_groups_hold_the_seeds_of_one_recipe_and_only_finished_runs(runs):
     assert summary_rows([adding])[0]["paper"] == "missing"
 
 
+def test_other_data_than_the_papers_is_said_beside_the_figure(runs, tmp_path):
+    shutil.copytree(find_runs([runs])[0].path, tmp_path / "0-run")
+    result = json.loads((tmp_path / "0-run" / "result.json").read_text())
+    for notes, said in (
+        (
+            ["a subset: 3300 / 550 / 960 clips of the published 84843 / 9981 / 11005"],
+            "(4 of 15 epochs; a subset of the data)",
+        ),
+        (["data: rebuilt from the recordings, 7949 windows"], "(4 of 15 epochs; rebuilt data)"),
+        (["one noise block is shared by all samples"], "(4 of 15 epochs)"),
+    ):
+        (tmp_path / "0-run" / "result.json").write_text(json.dumps({**result, "notes": notes}))
+        (group,) = group_runs(find_runs([tmp_path]))
+        assert group.score().endswith(said)
+
+
 def test_a_run_ended_by_the_clock_says_so(tmp_path):
     run(tiny(train__minutes=1e-9), 0, tmp_path)
     (group,) = group_runs(find_runs([tmp_path]))

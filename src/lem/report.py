@@ -11,6 +11,9 @@ from lem.metrics import METRICS
 from lem.recipe import Recipe, differences, load_recipe, recipe_names
 from lem.run_folder import RunFolder
 
+OTHER_DATA = {"a subset:": "a subset of the data", "rebuilt from the recordings": "rebuilt data"}
+"""What the notes of a task say of other data than the paper's, and how a table says it."""
+
 LONG_NUMBER = re.compile(r"\d+\.\d{5,}(e-?\d+)?")
 
 
@@ -47,13 +50,18 @@ class Group:
 
     @property
     def shortened(self) -> str:
-        """How the runs fell short of the recipe's training, or ""; a reader must see it beside the figure."""
+        """How the runs fell short of the recipe's training or data, or ""; a reader must see it beside the figure."""
         short = [result for result in self.results if result["shortened"]]
         planned = load_recipe(self.recipe.name).train["epochs"] if self.recipe.name in recipe_names() else 0
         done = max(result["epochs"] for result in self.results)
+        said = []
         if short:
-            return f"{done} of {short[0]['epochs_planned']} epochs: {short[0]['shortened']}"
-        return f"{done} of {planned} epochs" if done < planned else ""
+            said.append(f"{done} of {short[0]['epochs_planned']} epochs: {short[0]['shortened']}")
+        elif done < planned:
+            said.append(f"{done} of {planned} epochs")
+        notes = " ".join(note for result in self.results for note in result["notes"])
+        said += [label for words, label in OTHER_DATA.items() if words in notes]
+        return "; ".join(said)
 
     def score(self) -> str:
         """Write the mean test figure, with the spread over the seeds and whatever was cut short."""
