@@ -13,19 +13,16 @@ STEPS = 120 * 125
 
 
 def test_windows_by_hand():
-    signals = np.arange(4 * STEPS + 1)[:, None] * np.array([1.0, -1.0])
-    rates = np.repeat([60.0, 70.0, 80.0, 90.0, 1000.0], [120, 120, 120, 120, 1])
+    signals = np.arange(480 * 125 + 1)[:, None] * np.array([1.0, -1.0])
+    rates = np.arange(481.0)
     rates[5] = np.nan
     windows, means = cut(signals, rates)
-    assert windows.shape == (4, STEPS, 2)
-    assert windows[1, 0].tolist() == [STEPS, -STEPS]
-    assert windows[3, -1].tolist() == [4 * STEPS - 1, -(4 * STEPS - 1)]
-    assert means.tolist() == [
-        60.0,
-        70.0,
-        80.0,
-        90.0,
-    ]  # the reading that is missing and the one past the end do not count
+    assert windows.shape == (31, STEPS, 2)
+    assert windows[1, 0].tolist() == [12 * 125, -12 * 125]
+    assert windows[30, -1].tolist() == [480 * 125 - 1, -(480 * 125 - 1)]
+    assert means[0] == pytest.approx((119 * 120 / 2 - 5) / 119)  # a reading that is missing does not count
+    assert means[1] == pytest.approx(12 + 119 / 2)
+    assert means[30] == pytest.approx(360 + 119 / 2)  # nor one past the end
     with pytest.raises(DataError, match="must have 480 s of signals and heart rates; got 479 s and 481"):
         cut(signals[:-2], rates)
     rates[120:240] = np.nan
@@ -50,13 +47,13 @@ def recordings(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("split", ["random", "recording"])
-def test_a_task_of_windows_and_thirds(split, recordings, monkeypatch):
+@pytest.mark.parametrize(("split", "sizes"), [("random", [1150, 246, 247]), ("recording", [1147, 248, 248])])
+def test_a_task_of_windows_and_thirds(split, sizes, recordings, monkeypatch):
     monkeypatch.setenv("LEM_DATA", str(recordings))
     monkeypatch.setenv("LEM_OFFLINE", "1")
     task = make(split)
     parts = [task.train, task.valid, task.test()]
-    assert [len(part) for part in parts] == [148, 32, 32]
+    assert [len(part) for part in parts] == sizes
     assert task.train.batch(0, 8).inputs.shape == (STEPS, 8, 2)
     # Standardised by the training windows alone: undone, the numbers of the recordings come back.
     torch.testing.assert_close(task.train.inputs.mean((0, 1)), torch.zeros(2), rtol=0, atol=1e-3)
@@ -65,7 +62,7 @@ def test_a_task_of_windows_and_thirds(split, recordings, monkeypatch):
     labels = torch.cat([part.targets for part in parts])
     assert len(values.unique()) == 53
     assert labels[values.argsort()].diff().min() == 0  # faster recordings, higher classes
-    assert labels.bincount().tolist() == [72, 72, 68]  # 18, 18 and 17 recordings
+    assert labels.bincount().tolist() == [558, 558, 527]  # 18, 18 and 17 recordings
     shared = set(parts[0].inputs[:, 0, 0].tolist()) & set(parts[2].inputs[:, 0, 0].tolist())
     assert bool(shared) == (split == "random")
     assert f"split: {split}" in task.notes[0]
