@@ -191,7 +191,9 @@ def draw_table(table: Table, path: Path) -> Path:
     if wrong or not judge.higher_is_better:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(plt.LogFormatter(minor_thresholds=(2, 0.4)))
+        low, high = axes.get_ylim()
+        marked = "236" if high < 100 * low else ""  # few decades: more than their powers of ten have a number
+        axes.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in marked else "")
     axes.xaxis.set_major_formatter("{x:g}")
     chart.legend(frameon=False, fontsize=8, loc="outside right center")
     chart.savefig(path, dpi=150)
