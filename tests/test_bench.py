@@ -53,6 +53,7 @@ def test_unequal_lengths_streaming_and_the_command(tmp_path, monkeypatch, capsys
     assert main(["bench", "--only", "7"]) == 2
     assert main(["bench", "--clock", "processor"]) == 2
     assert main(["bench", "--rounds", "0"]) == 2
+    assert "must be at least 1; got 0 and " in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from lem.cli import main
 from lem.experiment import load_recipe, publish, run
 from lem.report import find_runs, group_runs, summary_rows
-from lem.reproduction import TABLES, paper_tables, reproduction
+from lem.reproduction import TABLES, draw_studies, paper_tables, reproduction
 from tests.runs import tiny
 
 ROOT = Path(__file__).parent.parent
@@ -138,6 +138,17 @@ def test_the_page_and_the_readme_say_what_the_results_folder_holds():
     assert len(shown) > 5
     for row in shown:
         assert row in rows, f"README's row {row} is not in docs/reproduction.md"
+
+
+def test_the_studies_are_drawn_from_the_results_folder(tmp_path):
+    drawn = draw_studies(ROOT / "results", tmp_path)
+    assert [path.name for path in drawn] == [
+        "adding-200.png",
+        "clipping-google12.png",
+        "dt-adding.png",
+        "sqrt-adding.png",
+    ]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
 
 
 def test_commands(runs, tmp_path, monkeypatch, capsys):

@@ -186,9 +186,10 @@ def draw_table(table: Table, path: Path) -> Path:
             axes.axhline(height(row.printed["figure"]), color="k", ls="--", lw=1, label=text)
     ylabel = "validation error in %" if wrong else f"validation {table.metric}"
     axes.set(xlabel="epoch", ylabel=ylabel, title=table.title)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if axes.dataLim.x1 > 30:
         axes.set_xscale("log")
-    if wrong or not judge.higher_is_better:
+    if axes.dataLim.y1 > 3 * axes.dataLim.y0 > 0 and (wrong or not judge.higher_is_better):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
         low, high = axes.get_ylim()

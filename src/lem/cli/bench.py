@@ -32,7 +32,10 @@ def _bench(options: argparse.Namespace) -> int:
     if not all(1 <= row <= len(bench.SHAPES) for row in rows):
         raise ValueError(f"`--only` of lem bench must name rows 1 to {len(bench.SHAPES)}; got {options.only}.")
     if options.rounds < 1 or min(options.threads) < 1:
-        raise ValueError("`--rounds` and `--threads` of lem bench must be at least 1.")
+        raise ValueError(
+            "`--rounds` and `--threads` of lem bench must be at least 1; "
+            f"got {options.rounds} and {', '.join(map(str, options.threads))}."
+        )
     if options.clock == "processor" and options.threads != [1]:
         raise ValueError("`--threads` of lem bench must be 1 with --clock processor: it adds up over threads.")
     shapes = [bench.SHAPES[row - 1] for row in rows]
