@@ -134,7 +134,7 @@ def _train(
                 task.train,
                 task.valid,
                 loss=task.loss,
-                metric=task.metric,
+                metric=task.judge,
                 seed=seed,
                 store=folder,
                 report=tell,
@@ -209,7 +209,7 @@ def evaluate_run(folder: RunFolder) -> float:
 def _test(recipe: Recipe, task: Task, model: SequenceModel, processes: Processes = ALONE) -> float:
     options = {key: recipe.train[key] for key in ("batch_size", "device", "subsample") if key in recipe.train}
     model.to(options.get("device", "cpu"))
-    return evaluate(model, task.test(), metric=task.metric, processes=processes, **options)
+    return evaluate(model, task.test(), metric=task.judge, processes=processes, **options)
 
 
 def publish(folder: RunFolder, results: Path) -> Path:

@@ -77,7 +77,7 @@ def clip_scores(model: SequenceModel, task: Task, split: Split, batch_size: int)
     """Return (low, metric) of a trained model with its gates kept from falling below low = 1, 1/2, ... 1/128, 0."""
 
     def score() -> float:
-        return evaluate(model, split, metric=task.metric, batch_size=batch_size)
+        return evaluate(model, split, metric=task.judge, batch_size=batch_size)
 
     return clip_ablation(model.recurrent, score)
 

@@ -3,12 +3,25 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import random_split as torch_random_split
 
 from lem.data import DataError
 from lem.tasks import heart_rate as make
 from lem.tasks.heart_rate import ARCHIVE, cut_windows, random_split, read_columns, recording_split
+from lem.train import evaluate
 from tests.tasks.real import needs
+
+
+class _Constant(nn.Module):
+    """A model that gives one answer."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, inputs, state, lengths):
+        return torch.full((inputs.shape[1], 1), self.value), None
 
 
 def test_the_split_is_the_one_of_the_authors_code():
@@ -45,7 +58,18 @@ def test_recordings_become_a_task_without_a_recording_in_two_splits(tmp_path, mo
     for part in parts:
         assert torch.equal(part.inputs[:, 0, 0] + 40, part.targets[:, 0])
         assert torch.equal(part.inputs[:, -1, 1], -part.inputs[:, -1, 0])
-    assert make("random").train.targets[:, 0].tolist() == (random_split(53)[0] + 41.0).tolist()
+    plain, standard = make("random"), make("random", standardised=True)
+    assert plain.train.targets[:, 0].tolist() == (random_split(53)[0] + 41.0).tolist()
+    assert standard.train.targets.mean().abs() < 1e-6 and (standard.train.targets.std() - 1.0).abs() < 1e-6
+    # Always answering the mean is as wrong, in beats per minute, whatever the targets' unit.
+    mean = float(plain.train.targets.mean())
+    errors = [
+        evaluate(_Constant(value), task.test(), metric=task.judge, batch_size=3)
+        for value, task in ((mean, plain), (0.0, standard))
+    ]
+    by_hand = float((plain.test().targets - mean).square().mean().sqrt())
+    assert errors == pytest.approx([by_hand, by_hand], rel=1e-6)
+    assert any("standardised" in note for note in standard.notes)
 
 
 def test_windows_by_hand():

@@ -1,9 +1,10 @@
 """What a task is: three splits and how answers are judged."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lem.data import Split
+from lem.metrics import METRICS, Metric
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Task:
         metric: a name in `lem.metrics.METRICS`.
         every_step: whether the model answers at every step or only after the last.
         symbols: whether the input is integers to be embedded.
+        unit: what one unit of the targets is in the metric's, where a task hands out standardised targets.
         notes: what a report must say of the data, such as a shortened set or a duplicate found across splits.
     """
 
@@ -32,4 +34,13 @@ class Task:
     metric: str
     every_step: bool = False
     symbols: bool = False
+    unit: float = 1.0
     notes: tuple[str, ...] = ()
+
+    @property
+    def judge(self) -> Metric:
+        """The metric, in the task's own unit."""
+        metric, unit = METRICS[self.metric], self.unit
+        if unit == 1.0:
+            return metric
+        return replace(metric, each=lambda answer, target: metric.each(unit * answer, unit * target))
