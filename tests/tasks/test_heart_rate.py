@@ -60,7 +60,8 @@ def test_recordings_become_a_task_without_a_recording_in_two_splits(tmp_path, mo
         assert torch.equal(part.inputs[:, -1, 1], -part.inputs[:, -1, 0])
     plain, standard = make("random"), make("random", standardised=True)
     assert plain.train.targets[:, 0].tolist() == (random_split(53)[0] + 41.0).tolist()
-    assert standard.train.targets.mean().abs() < 1e-6 and (standard.train.targets.std() - 1.0).abs() < 1e-6
+    assert standard.train.targets.mean().abs() < 1e-6
+    assert (standard.train.targets.std() - 1.0).abs() < 1e-6
     # Always answering the mean is as wrong, in beats per minute, whatever the targets' unit.
     mean = float(plain.train.targets.mean())
     errors = [
