@@ -254,6 +254,33 @@ int64_t lem_backward(const lem_problem* p) {
     return LEM_OK;
 }
 
+namespace {
+
+bool valid(const lem_units* p, bool backward) {
+    if (!p || p->struct_bytes != int64_t(sizeof(lem_units)) || (p->item_bytes != 4 && p->item_bytes != 8)) return false;
+    const int64_t most = int64_t(1) << 40;
+    if (p->steps < 1 || p->count < 1 || p->count > most || p->steps > most / p->count) return false;
+    if (p->threads < 1 || p->threads > 4096 || p->kind < LEM_UNITS_OSCILLATOR || p->kind > LEM_UNITS_RELU) return false;
+    const bool swings = p->kind == LEM_UNITS_OSCILLATOR;
+    if (!p->w || !p->y_0 || !p->y || (swings && (!p->s || !p->z_0 || !p->z))) return false;
+    if (swings && (p->keep || backward) && !p->force) return false;
+    if (!backward) return p->x;
+    return p->keep && p->grad_x && p->grad_w && p->grad_y_0 && (!swings || (p->grad_s && p->grad_z_0));
+}
+
+int64_t run_units(const lem_units* given, bool backward) {
+    if (!valid(given, backward)) return LEM_BAD_PROBLEM;
+    lem_units p = *given;
+    p.threads = std::min(p.threads, int64_t(1) + int64_t(std::min(double(p.steps) * double(p.count) / 1e5, 4096.0)));
+    target().units(p, backward);
+    return LEM_OK;
+}
+
+}  // namespace
+
+int64_t lem_units_forward(const lem_units* p) { return run_units(p, false); }
+int64_t lem_units_backward(const lem_units* p) { return run_units(p, true); }
+
 int64_t lem_packed_bytes(const lem_problem* p) { return valid(p) ? target().packed_bytes(*p) : -LEM_BAD_PROBLEM; }
 
 int64_t lem_pack(const lem_problem* p, void* packed) {

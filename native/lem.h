@@ -76,6 +76,36 @@ LEM_API int64_t lem_work_bytes(const lem_problem*, int64_t backward);
 LEM_API int64_t lem_forward(const lem_problem*);
 LEM_API int64_t lem_backward(const lem_problem*);
 
+// Units that do not see each other, each a sequence of its own: n of them, x = V u + b their input.
+enum lem_units_kind {
+    LEM_UNITS_OSCILLATOR = 0,  // UnICORNN: z -= s (tanh(w y + x) + alpha y), then y += s z
+    LEM_UNITS_RELU = 1,        // IndRNN:   y = relu(w y + x); no s, no z
+};
+struct lem_units {
+    int64_t struct_bytes, item_bytes;
+    int64_t kind, steps, count, threads;
+    int64_t keep;            // whether a backward call will come
+    double alpha;
+    const void* x;           // T, n
+    const void* w;           // n, as s, y_0, z_0
+    const void* s;
+    const void* y_0;
+    const void* z_0;
+    void* y;                 // T, n
+    void* z;                 // T, n where kept, n where not: the last one
+    void* force;             // T, n where kept: the tanh
+    const void* grad_y;      // T, n or null
+    const void* grad_y_n;    // n or null, as grad_z_n
+    const void* grad_z_n;
+    void* grad_x;            // T, n
+    void* grad_w;            // n, as the rest; all are written, not added to
+    void* grad_s;
+    void* grad_y_0;
+    void* grad_z_0;
+};
+LEM_API int64_t lem_units_forward(const lem_units*);
+LEM_API int64_t lem_units_backward(const lem_units*);
+
 // Streaming: pack the weights once, then take single steps (steps = 1, y_0 -> y_n, z_0 -> z_n) on one thread.
 LEM_API int64_t lem_packed_bytes(const lem_problem*);
 LEM_API int64_t lem_pack(const lem_problem*, void* packed);

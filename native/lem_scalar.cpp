@@ -172,6 +172,55 @@ void pack(const lem_problem&, char*) {}
 void step(const lem_problem& p, const lem_plan& plan, const char*, char*) { forward(p, plan, nullptr, nullptr); }
 double peak(bool, ptrdiff_t) { return 0.0; }
 
+// The independent units, one after the other.
+template <class T> void units_of(const lem_units& p, bool backward) {
+    const ptrdiff_t n = p.count;
+    const auto in = [](const void* x, ptrdiff_t i) { return x ? static_cast<const T*>(x)[i] : T(0); };
+    const auto out = [](void* x, ptrdiff_t i) -> T& { return static_cast<T*>(x)[i]; };
+    const T alpha = T(p.alpha);
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        const T w = in(p.w, i), s = in(p.s, i);
+        T y = in(p.y_0, i), z = in(p.z_0, i);
+        for (ptrdiff_t t = 0; !backward && t < p.steps; ++t) {
+            const T a = w * y + in(p.x, t * n + i);
+            if (p.kind == LEM_UNITS_RELU) {
+                y = a < T(0) ? T(0) : a;
+            } else {
+                z -= s * (std::tanh(a) + alpha * y);
+                y += s * z;
+                out(p.z, p.keep ? t * n + i : i) = z;
+                if (p.keep) out(p.force, t * n + i) = std::tanh(a);
+            }
+            out(p.y, t * n + i) = y;
+        }
+        if (!backward) continue;
+        T gy = in(p.grad_y_n, i), gz = in(p.grad_z_n, i), gw = T(0), gs = T(0);
+        for (ptrdiff_t t = p.steps - 1; t >= 0; --t) {
+            const ptrdiff_t at = t * n + i;
+            const T before = t ? in(p.y, at - n) : in(p.y_0, i);
+            gy += in(p.grad_y, at);
+            T inner;
+            if (p.kind == LEM_UNITS_RELU) {
+                inner = in(p.y, at) > T(0) ? gy : T(0);
+                gy = w * inner;
+            } else {
+                const T force = in(p.force, at);
+                gz += s * gy;
+                gs += gy * in(p.z, at) - gz * (force + alpha * before);
+                inner = -s * gz * (T(1) - force * force);
+                gy += w * inner - alpha * s * gz;
+            }
+            out(p.grad_x, at) = inner;
+            gw += inner * before;
+        }
+        out(p.grad_w, i) = gw, out(p.grad_y_0, i) = gy;
+        if (p.kind == LEM_UNITS_OSCILLATOR) out(p.grad_s, i) = gs, out(p.grad_z_0, i) = gz;
+    }
+}
+void units(const lem_units& p, bool backward) {
+    p.item_bytes == 8 ? units_of<double>(p, backward) : units_of<float>(p, backward);
+}
+
 template <class T> void function_of(ptrdiff_t which, const void* x, void* out, ptrdiff_t count) {
     const T* const from = static_cast<const T*>(x);
     for (ptrdiff_t i = 0; i < count; ++i) static_cast<T*>(out)[i] = which ? std::tanh(from[i]) : sigmoid(from[i]);
@@ -183,4 +232,4 @@ void function(ptrdiff_t which, bool wide, const void* x, void* out, ptrdiff_t co
 }  // namespace
 
 extern const lem_target lem_target_scalar = {"scalar",     sizeof(double), work_bytes, forward, backward,
-                                             packed_bytes, pack,           step,       peak,    function};
+                                             packed_bytes, pack,           step,       units,   peak,     function};

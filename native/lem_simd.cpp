@@ -1,9 +1,10 @@
-// The vector kernel for one instruction set: the functions of target.h from forward.h and backward.h.
+// The vector kernel for one instruction set: the functions of target.h from forward.h, backward.h and units.h.
 //
 // Compiled once per target; LEM_TARGET_SYMBOL, LEM_TARGET_NAME, LEM_VECTOR_BYTES and LEM_REGISTERS come from
 // CMakeLists.txt. Everything sits in an anonymous namespace and nothing of the standard library is instantiated here:
 // the linker must never take a function from this unit for a processor that cannot run it.
 #include "backward.h"
+#include "units.h"
 
 namespace {
 
@@ -87,6 +88,9 @@ void pack(const lem_problem& p, char* packed) { p.item_bytes == 8 ? pack_of<doub
 void step(const lem_problem& p, const lem_plan& plan, const char* packed, char* work) {
     p.item_bytes == 8 ? step_of<double>(p, plan, packed, work) : step_of<float>(p, plan, packed, work);
 }
+void units(const lem_units& p, bool backward) {
+    p.item_bytes == 8 ? units_of<double>(p, backward) : units_of<float>(p, backward);
+}
 double peak(bool wide, ptrdiff_t threads) { return wide ? peak_of<double>(threads) : peak_of<float>(threads); }
 void function(ptrdiff_t which, bool wide, const void* x, void* out, ptrdiff_t count) {
     wide ? function_of<double>(which, x, out, count) : function_of<float>(which, x, out, count);
@@ -94,5 +98,5 @@ void function(ptrdiff_t which, bool wide, const void* x, void* out, ptrdiff_t co
 
 }  // namespace
 
-extern const lem_target LEM_TARGET_SYMBOL = {LEM_TARGET_NAME, LEM_VECTOR_BYTES, work_bytes, forward,  backward,
-                                             packed_bytes,    pack,             step,       peak,     function};
+extern const lem_target LEM_TARGET_SYMBOL = {LEM_TARGET_NAME, LEM_VECTOR_BYTES, work_bytes, forward, backward,
+                                             packed_bytes,    pack,             step,       units,   peak,     function};

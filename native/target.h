@@ -24,6 +24,7 @@ struct lem_target {
     ptrdiff_t (*packed_bytes)(const lem_problem&);
     void (*pack)(const lem_problem&, char* packed);
     void (*step)(const lem_problem&, const lem_plan&, const char* packed, char* work);
+    void (*units)(const lem_units&, bool backward);
     double (*peak)(bool wide, ptrdiff_t threads);
     void (*function)(ptrdiff_t which, bool wide, const void* x, void* out, ptrdiff_t count);
 };

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lem.cells.base import Cell, Hidden, State, within
+from lem.native.units import rectify, units_refusal
 from lem.shapes import Float, Int
 
 
@@ -89,13 +90,21 @@ class IndRNNCell(Cell):
         lengths: Int[Tensor, "batch"] | None = None,
         reverse: bool = False,
     ) -> tuple[Float[Tensor, "time batch output"], State]:
-        """Run over time; statistics over padding would be wrong, so batch normalisation trains on full rows only."""
+        """Run over time, by the kernel where rows are equally long.
+
+        Statistics over padding would be wrong, so batch normalisation trains on full rows only.
+        """
         if self.norm is not None and self.training and lengths is not None and bool((lengths < len(u)).any()):
             raise ValueError(
                 "`lengths` of IndRNNCell must all equal the padded length where `batch_norm` trains: "
                 f"its statistics would count the padding; got {lengths.tolist()} of {len(u)}."
             )
-        return super().sequence(u, state, lengths, reverse)
+        (h,) = self.init_state(u.shape[1]) if state is None else state
+        if lengths is not None or units_refusal(u, self.weight_u, h) is not None:
+            return super().sequence(u, state, lengths, reverse)
+        x = self.project(u)
+        out, h = rectify(x.flip(0) if reverse else x, self.weight_h, h)
+        return out.flip(0) if reverse else out, Hidden(h)
 
     def param_groups(self, learning_rate: float) -> list[dict[str, Any]]:
         """Return V with its decay, and the rest."""

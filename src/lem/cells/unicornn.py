@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from lem.cells.base import Cell, State, within
 from lem.cells.cornn import OscillatorState
+from lem.native.units import oscillate, units_refusal
 from lem.shapes import Float, Int
 
 CHUNK = 64
@@ -41,7 +42,7 @@ class UnICORNNCell(Cell):
         bias: whether the affine map has a bias.
         dt: the largest time step.
         alpha: the frequency of the oscillators.
-        reconstruct: recompute the states in the backward pass instead of storing them.
+        reconstruct: recompute the states in the backward pass instead of storing them; this runs on the loop.
         device: where the parameters live.
         dtype: the type of the parameters.
     """
@@ -106,10 +107,14 @@ class UnICORNNCell(Cell):
         lengths: Int[Tensor, "batch"] | None = None,
         reverse: bool = False,
     ) -> tuple[Float[Tensor, "time batch output"], State]:
-        """Run over time; with `reconstruct` the states are not stored for the backward pass."""
-        if not self.reconstruct:
-            return super().sequence(u, state, lengths, reverse)
+        """Run over time, by the kernel where rows are equally long; with `reconstruct` without storing the states."""
         y, z = self.init_state(u.shape[1]) if state is None else state
+        if not self.reconstruct:
+            if lengths is not None or units_refusal(u, self.weight_u, y, z) is not None:
+                return super().sequence(u, state, lengths, reverse)
+            x, (s,) = self.project(u), self.prepare(u.shape[1])
+            out, y, z = oscillate(x.flip(0) if reverse else x, self.weight_y, s, y, z, self.alpha)
+            return out.flip(0) if reverse else out, OscillatorState(y, z)
         alive = None
         if lengths is not None:
             inside = torch.arange(len(u), device=u.device)[:, None] < lengths.to(u.device)

@@ -2,7 +2,8 @@
 
 `library` finds it, chooses the instruction set (`LEM_TARGET` overrides) and says whether it can serve; `operator` runs
 it as the torch operator `lem::sequence` on `torch.get_num_threads()` threads; `memory` forecasts what a call needs and
-`pages` keeps buffers between calls; `stepper` advances a stream by one step.
+`pages` keeps buffers between calls; `stepper` advances a stream by one step; `units` runs UnICORNN and IndRNN, whose
+units do not see each other.
 """
 
 from lem.native.library import peak, refusal, set_target, target, targets, threads, using_target

@@ -74,6 +74,8 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
         ("lem_work_bytes", number, [pointer, number]),
         ("lem_forward", number, [pointer]),
         ("lem_backward", number, [pointer]),
+        ("lem_units_forward", number, [ctypes.c_void_p]),
+        ("lem_units_backward", number, [ctypes.c_void_p]),
         ("lem_packed_bytes", number, [pointer]),
         ("lem_pack", number, [pointer, ctypes.c_void_p]),
         ("lem_step", number, [pointer, ctypes.c_void_p]),

@@ -1,0 +1,126 @@
+"""Units that do not see each other (UnICORNN, IndRNN) over a whole sequence: one call forward, one for its adjoint.
+
+A step of such a layer is so little work that the loop spends its time between the operations. There is a first
+derivative only; the loop has the others.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lem.native import library as native
+from lem.native.pages import empty
+from lem.shapes import Float
+
+OSCILLATOR, RELU = 0, 1
+"""The kinds, numbered as in native/lem.h."""
+
+
+class Units(ctypes.Structure):
+    """The struct `lem_units` of native/lem.h, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("struct_bytes", "item_bytes", "kind", "steps", "count", "threads")),
+        ("keep", ctypes.c_int64),
+        ("alpha", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("x", "w", "s", "y_0", "z_0", "y", "z", "force")),
+        *((name, ctypes.c_void_p) for name in ("grad_y", "grad_y_n", "grad_z_n")),
+        *((name, ctypes.c_void_p) for name in ("grad_x", "grad_w", "grad_s", "grad_y_0", "grad_z_0")),
+    ]
+
+
+def units_refusal(*tensors: Tensor | None) -> str | None:
+    """Return why the kernel cannot run on these tensors, or None where it can."""
+    return "the kernel of units is not traced" if torch.compiler.is_compiling() else native.refusal(*tensors)
+
+
+def oscillate(
+    x: Float[Tensor, "time batch hidden"],
+    w: Float[Tensor, "hidden"],
+    s: Float[Tensor, "hidden"],
+    y_0: Float[Tensor, "batch hidden"],
+    z_0: Float[Tensor, "batch hidden"],
+    alpha: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run UnICORNN's step over x = V u + b; return y at all steps, and the last y and z."""
+    y, y_n, z_n = _Run.apply(OSCILLATOR, alpha, _kept(x, w, s, y_0, z_0), x, w, s, y_0, z_0)
+    return y, y_n, z_n
+
+
+def rectify(
+    x: Float[Tensor, "time batch hidden"], w: Float[Tensor, "hidden"], h_0: Float[Tensor, "batch hidden"]
+) -> tuple[Tensor, Tensor]:
+    """Run IndRNN's step over x = V u + b; return h at all steps, and the last."""
+    h, h_n = _Run.apply(RELU, 0.0, _kept(x, w, h_0), x, w, None, h_0, None)
+    return h, h_n
+
+
+def _kept(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _call(kind: int, alpha: float, keep: bool, shape: torch.Size, run: str, **tensors: Tensor | None) -> None:
+    """Call the library with all tensors by the names of the struct."""
+    steps, batch, d = shape
+    dtype = next(t.dtype for t in tensors.values() if t is not None)
+    p = Units(ctypes.sizeof(Units), native.ITEM[dtype], kind, steps, batch * d, native.threads(), keep, alpha)
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            assert tensor.is_contiguous()
+            assert tensor.dtype == dtype
+            setattr(p, name, tensor.data_ptr())
+    native.check(getattr(native.library(), run)(ctypes.byref(p)))
+
+
+class _Run(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kind: int,
+        alpha: float,
+        keep: bool,
+        x: Tensor,
+        w: Tensor,
+        s: Tensor | None,
+        y_0: Tensor,
+        z_0: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        shape, item = x.shape, tuple(x.shape[1:])
+        # Each of the batch's units is a column of its own, with its own copy of w and s.
+        tensors: dict[str, Tensor | None] = {
+            "w": w.expand(item).contiguous(),
+            "s": None if s is None else s.expand(item).contiguous(),
+            "y_0": y_0.contiguous(),
+            "z_0": None if z_0 is None else z_0.contiguous(),
+        }
+        y, z, force = empty(tuple(shape), x.dtype), None, None
+        if z_0 is not None:
+            z = empty((shape[0] if keep else 1, *item), x.dtype)
+            force = empty(tuple(shape), x.dtype) if keep else None
+        tensors |= {"y": y, "z": z, "force": force}
+        _call(kind, alpha, keep, shape, "lem_units_forward", x=x.contiguous(), **tensors)
+        if keep:
+            ctx.save_for_backward(*tensors.values())
+            ctx.kind, ctx.alpha, ctx.names = kind, alpha, tuple(tensors)
+            ctx.set_materialize_grads(False)
+        return (y, y[-1].clone()) if z is None else (y, y[-1].clone(), z[-1].clone())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Run the adjoint; what a unit's copies of w and s received is added up over the batch."""
+        tensors = dict(zip(ctx.names, ctx.saved_tensors))
+        y, swings = tensors["y"], tensors["s"] is not None
+        found = {name: torch.empty_like(tensors["y_0"]) for name in ("grad_w", "grad_y_0")}
+        if swings:
+            found |= {name: torch.empty_like(tensors["y_0"]) for name in ("grad_s", "grad_z_0")}
+        found["grad_x"] = empty(tuple(y.shape), y.dtype)
+        given = {
+            name: None if g is None else g.contiguous() for name, g in zip(("grad_y", "grad_y_n", "grad_z_n"), grads)
+        }
+        _call(ctx.kind, ctx.alpha, True, y.shape, "lem_units_backward", **tensors, **given, **found)
+        back = [found["grad_w"].sum(0), found["grad_s"].sum(0) if swings else None]
+        return None, None, None, found["grad_x"], *back, found["grad_y_0"], found.get("grad_z_0")

@@ -1,0 +1,145 @@
+"""The kernel of independent units (UnICORNN, IndRNN) against the loop: targets, sizes, threads, NaN."""
+
+import ctypes
+
+import pytest
+import torch
+
+from lem import native
+from lem.cells import CELLS, Cell
+from lem.native import library, units
+from tests.close import assert_close
+
+CELL = {"unicornn": {"dt": 0.7, "alpha": 1.3}, "indrnn": {"length": 5}}
+# (steps, batch, inputs, hidden): columns around the vector widths, and one of everything
+SIZES = [(1, 1, 1, 1), (3, 3, 3, 7), (140, 2, 1, 8), (9, 7, 5, 33), (5, 66, 2, 16)]
+KIND = {torch.float32: ("float32", "float32 gradient"), torch.float64: ("float64", "float64 gradient")}
+
+
+@pytest.fixture(params=native.targets())
+def target(request):
+    with native.using_target(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=sorted(CELL))
+def name(request):
+    return request.param
+
+
+def build(name, m, d, dtype=torch.float64, **options):
+    torch.manual_seed(1)
+    cell = CELLS[name](m, d, dtype=dtype, **{**CELL[name], **options})
+    with torch.no_grad():
+        for p in cell.parameters():
+            p.add_(0.3 * torch.randn(p.shape).to(dtype))
+    return cell
+
+
+def everything(cell, u, reverse=False, *, loop=False, shown=True):
+    """Run forward and backward from a random state; return outputs, final state and all gradients."""
+    generator = torch.Generator().manual_seed(2)
+
+    def draw(*shape):
+        return torch.rand(*shape, generator=generator, dtype=torch.float64).to(u.dtype) - 0.3
+
+    u = u.detach().requires_grad_()
+    state = cell.state_type(*(draw(u.shape[1], size).requires_grad_() for size in cell.state_sizes))
+    outputs, final = (Cell.sequence if loop else type(cell).sequence)(cell, u, state, None, reverse)
+    loss = sum((s * draw(*s.shape)).sum() for s in ((outputs, *final) if shown else final))
+    return [outputs, *final], torch.autograd.grad(loss, [u, *state, *cell.parameters()])
+
+
+def inputs(steps, batch, m, dtype=torch.float64):
+    return torch.randn(steps, batch, m, dtype=dtype, generator=torch.Generator().manual_seed(4))
+
+
+def compare(cell, u, **how):
+    ours, theirs = everything(cell, u, **how), everything(cell, u, **how, loop=True)
+    for kind, mine, others in zip(KIND[u.dtype], ours, theirs):
+        for a, b in zip(mine, others):
+            assert_close(a, b, kind)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_target_equals_the_loop(target, name, size, dtype, reverse):
+    steps, batch, m, d = size
+    cell, u = build(name, m, d, dtype), inputs(steps, batch, m, dtype)
+    assert units.units_refusal(u, cell.weight_u) is None  # or the loop would be compared with itself
+    compare(cell, u, reverse=reverse)
+
+
+def test_the_comparison_sees_a_wrong_number():
+    cell, u = build("unicornn", 3, 8), inputs(9, 2, 3)
+    right = everything(cell, u)
+    cell.alpha *= 1.0 + 1e-6
+    wrong = everything(cell, u)
+    with pytest.raises(AssertionError):
+        assert_close(right[1][0], wrong[1][0], "float64 gradient")
+
+
+def test_a_loss_of_the_last_state_alone(name):
+    compare(build(name, 2, 5), inputs(6, 3, 2), shown=False)
+
+
+def test_the_gradient_by_finite_differences(name):
+    cell = build(name, 2, 3)
+    u = inputs(5, 2, 2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda u: cell.sequence(u)[0], (u,))
+
+
+def test_neither_threads_nor_what_is_kept_change_a_number(name):
+    cell, u = build(name, 2, 67, torch.float32), inputs(300, 20, 2, torch.float32)
+    before, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.append(everything(cell, u))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        for a, b in zip((*found[0][0], *found[0][1]), (*other[0], *other[1])):
+            assert_close(a, b, "exact")
+    with torch.no_grad():
+        alone = cell.sequence(u)
+    with_gradient = cell.sequence(u)
+    for a, b in zip((alone[0], *alone[1]), (with_gradient[0], *with_gradient[1])):
+        assert_close(a, b, "exact")
+
+
+def test_a_unit_that_is_not_a_number_stays_alone(target, name):
+    cell, u = build(name, 2, 9), inputs(6, 2, 2)
+    u[2, 1] = torch.nan
+    ours, loop = cell.sequence(u)[0], Cell.sequence(cell, u)[0]
+    assert torch.equal(ours.isnan(), loop.isnan())
+    assert ours[2:, 1].isnan().all()
+    assert not ours[:, 0].isnan().any()
+
+
+def test_the_loop_serves_what_the_kernel_cannot(name, monkeypatch):
+    cell, u = build(name, 2, 4), inputs(5, 3, 2)
+    expected = cell.sequence(u)[0]
+    gradient = torch.func.grad(lambda x: cell.sequence(x)[0].sum())(u)
+    leaf = u.clone().requires_grad_()
+    assert_close(gradient, torch.autograd.grad(cell.sequence(leaf)[0].sum(), leaf)[0], "float64 gradient")
+    (first,) = torch.autograd.grad(cell.sequence(leaf)[0].square().sum(), leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        first.sum().backward()
+    monkeypatch.setattr(library, "LIBRARY", None)
+    assert_close(cell.sequence(u)[0], expected, "float64")
+
+
+def test_the_library_refuses_what_it_could_not_run():
+    call = library.library().lem_units_forward
+    assert call(ctypes.byref(units.Units(0))) == 1
+    good = torch.zeros(3, 2, dtype=torch.float64)
+    bad = [{"kind": 2}, {"steps": 0}, {"count": 0}, {"threads": 0}, {"item_bytes": 2}, {"w": None}, {"x": None}]
+    for change in ({}, *bad):
+        p = units.Units(ctypes.sizeof(units.Units), 8, units.RELU, 3, 2, 1)
+        for field in ("x", "w", "y_0", "y"):
+            setattr(p, field, good.data_ptr())
+        for field, value in change.items():
+            setattr(p, field, value)
+        assert call(ctypes.byref(p)) == (1 if change else 0), change
