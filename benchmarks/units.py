@@ -1,8 +1,8 @@
 """UnICORNN and IndRNN by the kernel beside the loop: `python benchmarks/units.py [--threads 1] [--out FILE]`.
 
-Both sides run one layer forward and backward from the same weights and inputs. They are verified first:
-gradients agree over the first 200 steps. Then they are timed in turns, by the processor time of the process, which a busy machine disturbs less
-than the clock; the ratio is the median of the ratios of neighbours.
+Both sides run one layer forward and backward from the same weights and inputs. They are verified first: gradients
+agree over the first 200 steps. Then they are timed in turns, by the processor time of the process, which a busy machine
+disturbs less than the clock; the ratio is the median of the ratios of neighbours.
 """
 
 import argparse
