@@ -139,9 +139,13 @@ def reproduction(groups: list[Group]) -> str:
             lines.append(
                 f"| `{group.recipe.name}`{changes} | {group.metric} | {group.score()} | {len(group.folders)} |"
             )
-    notes = sorted({(group.recipe.name, note) for group in groups for r in group.results for note in r["notes"]})
+    notes: dict[str, set[str]] = {}
+    for group in groups:
+        for note in (note for result in group.results for note in result["notes"]):
+            notes.setdefault(note, set()).add(f"`{group.recipe.name}`")
     if notes:
-        lines += ["", "## Notes of the runs", ""] + [f"- `{name}`: {note}" for name, note in notes]
+        lines += ["", "## Notes of the runs", ""]
+        lines += [f"- {', '.join(sorted(names))}: {note}" for note, names in sorted(notes.items())]
     return "\n".join(lines) + "\n"
 
 
