@@ -224,6 +224,50 @@ void against_differences(const variant& v) {
         }
 }
 
+// The independent units: y, z, force and the gradients of x, w, s, y_0, z_0. Vectors of exactly the size, so that the
+// address sanitizer sees a lane too many.
+template <class T> results<T> run_units(int64_t kind, int64_t steps, int64_t count, int64_t threads) {
+    std::mt19937 random(7);
+    std::uniform_real_distribution<double> uniform(-1.0, 1.0);
+    const auto draw = [&](int64_t size) {
+        std::vector<T> x(size);
+        for (T& value : x) value = T(uniform(random));
+        return x;
+    };
+    const std::vector<T> x = draw(steps * count), w = draw(count), y_0 = draw(count), z_0 = draw(count);
+    std::vector<T> s = draw(count);
+    for (T& value : s) value *= T(0.3);  // larger ones amplify rounding
+    const std::vector<T> grad_y = draw(steps * count), grad_y_n = draw(count), grad_z_n = draw(count);
+    results<T> found;
+    std::vector<std::vector<T>>& out = found.parts;
+    for (const int64_t size : {steps * count, steps * count, steps * count, steps * count, count, count, count, count})
+        out.emplace_back(size);
+    lem_units p{};
+    p.struct_bytes = sizeof p, p.item_bytes = sizeof(T), p.kind = kind, p.steps = steps, p.count = count;
+    p.threads = threads, p.keep = 1, p.alpha = 0.7;
+    p.x = x.data(), p.w = w.data(), p.s = s.data(), p.y_0 = y_0.data(), p.z_0 = z_0.data();
+    p.y = out[0].data(), p.z = out[1].data(), p.force = out[2].data();
+    p.grad_y = grad_y.data(), p.grad_y_n = grad_y_n.data(), p.grad_z_n = grad_z_n.data();
+    p.grad_x = out[3].data(), p.grad_w = out[4].data(), p.grad_s = out[5].data();
+    p.grad_y_0 = out[6].data(), p.grad_z_0 = out[7].data();
+    check(lem_units_forward(&p) == LEM_OK && lem_units_backward(&p) == LEM_OK, "units refused", "", variant{steps, 1, 1, count}, 0, "");
+    return found;
+}
+
+template <class T> void units_against_oracle(int64_t kind, int64_t steps, int64_t count, double tolerance) {
+    lem_target_choose(target_index("scalar"));
+    const results<T> oracle = run_units<T>(kind, steps, count, 1);
+    for (int64_t i = 1; lem_target_name(i); ++i) {
+        if (!lem_target_supported(i)) continue;
+        lem_target_choose(i);
+        for (const int64_t threads : {1, 3}) {
+            std::string where;
+            const double gap = difference(run_units<T>(kind, steps, count, one_thread ? 1 : threads), oracle, where, 8);
+            check(gap < tolerance, "units", lem_target_name(i), variant{steps, 1, 1, count}, gap, "");
+        }
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -256,6 +300,11 @@ int main(int argc, char** argv) {
         against_oracle<double>(variants[i], unsigned(i), 1e-11);
         against_oracle<float>(variants[i], unsigned(i), 2e-4);
     }
+    for (const int64_t kind : {LEM_UNITS_OSCILLATOR, LEM_UNITS_RELU})
+        for (const int64_t count : {1, 7, 16, 33, 4100}) {
+            units_against_oracle<double>(kind, 40, count, 1e-11);
+            units_against_oracle<float>(kind, 40, count, 2e-4);
+        }
     for (int kind = 0; kind < 6; ++kind) {
         variant v{6, 3, 2, 5};
         v.gated = kind != 1, v.clipped = kind == 2, v.reverse = kind == 3, v.masked = kind == 4, v.unequal = kind > 2;
