@@ -136,6 +136,8 @@ def draw_sweep(folders: list[RunFolder], over: str, path: Path) -> Path:
         axes.plot([point.value] * len(point.scores), point.scores, ".", color="C0", alpha=0.4)
     if len(values) > 1 and min(values) > 0 and max(values) / min(values) > 20:
         axes.set_xscale("log")
+        axes.set_xticks(values, [f"{value:.4g}" for value in values])  # the decade's own would overlap
+        axes.set_xticks([], minor=True)
     axes.set(xlabel=over, ylabel=f"test {metric}", yscale="linear" if METRICS[metric].higher_is_better else "log")
     counts = sorted({len(point.scores) for point in points})
     runs = "1 run" if counts == [1] else f"{'-'.join(map(str, counts))} runs"

@@ -292,9 +292,10 @@ def fit(
                     gradient.add_(parameter.detach(), alpha=l2)
             norm, value = nn.utils.get_total_norm(gradients), total.item()
             if not (math.isfinite(value) and math.isfinite(norm.item())):
+                remedy = "set `clip_norm`" if clip_norm is None else "go back through fewer steps with `truncate`"
                 raise FloatingPointError(
                     f"The loss and its gradient must be finite; got loss {value:g}, gradient norm {norm.item():g} in "
-                    f"{where}. The last good checkpoint is kept: lower `learning_rate` or `dt`, or set `clip_norm`."
+                    f"{where}. The last good checkpoint is kept: lower `learning_rate` or `dt`, or {remedy}."
                 )
             if clip_norm is not None:
                 nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
