@@ -146,6 +146,7 @@ def test_the_studies_are_drawn_from_the_results_folder(tmp_path):
         "adding-200.png",
         "clipping-google12.png",
         "dt-adding.png",
+        "dt-long-pulse.png",
         "sqrt-adding.png",
     ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
