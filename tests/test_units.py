@@ -27,9 +27,9 @@ def name(request):
     return request.param
 
 
-def build(name, m, d, dtype=torch.float64, **options):
+def build(name, m, d, dtype=torch.float64):
     torch.manual_seed(1)
-    cell = CELLS[name](m, d, dtype=dtype, **{**CELL[name], **options})
+    cell = CELLS[name](m, d, dtype=dtype, **CELL[name])
     with torch.no_grad():
         for p in cell.parameters():
             p.add_(0.3 * torch.randn(p.shape).to(dtype))

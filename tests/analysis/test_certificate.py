@@ -30,6 +30,7 @@ def test_the_certificate_of_a_linear_chain(gate, kind):
     assert found.memory == min(200, math.floor(-1 / math.log(1 - gate)))
     assert_close(found.peak, 1.0, "float64")
     assert f"{found.memory}" in str(found) or kind == "remembers"
+    assert ("start from t_max = 200" in found.verdict) == (kind == "vanishes")
 
 
 def test_the_certificate_sees_an_explosion():
