@@ -106,6 +106,42 @@ struct lem_units {
 LEM_API int64_t lem_units_forward(const lem_units*);
 LEM_API int64_t lem_units_backward(const lem_units*);
 
+// Units that see each other through one product a step: a = x + W s, then the state s = (y, z) or y, unit by unit. The
+// constants c_0, c_1, ... are one number for each unit.
+enum lem_coupled_kind {
+    LEM_COUPLED_OSCILLATOR = 0,  // coRNN:    z += c_2 (tanh(a) - c_1 y - c_0 z), then y += c_2 z
+    LEM_COUPLED_RESIDUAL = 1,    // FastRNN, antisymmetric: y = c_1 y + c_0 tanh(a)
+    LEM_COUPLED_GATED = 2,       // FastGRNN: g = sigmoid(a + c_2);  y = (c_0 (1 - g) + c_1) tanh(a + c_3) + g y
+    LEM_COUPLED_MODRELU = 3,     // expRNN, DTRIV, nnRNN: y = sign(a) max(|a| + c_0, 0)
+};
+inline int64_t lem_coupled_constants(int64_t kind) { return kind == 0 ? 3 : kind == 1 ? 2 : kind == 2 ? 4 : 1; }
+struct lem_coupled {
+    int64_t struct_bytes, item_bytes;
+    int64_t kind, steps, batch, hidden, threads;
+    int64_t keep;             // whether a backward call will come
+    const void* x;            // T, B, d
+    const void* weight;       // d, d; 2d, d for the oscillator, that of y first: W transposed
+    const void* weight_back;  // for backward: d, d; 2, d, d for the oscillator: W as it stands
+    const void* c;            // as many as the kind has, d
+    const void* y_0;          // B, d, as z_0 (the oscillator's)
+    const void* z_0;
+    void* y;                  // T, B, d
+    void* z;                  // T, B, d where kept; B, d where not: the last one
+    void* kept;               // T, B, d where kept: the tanh; 2, T, B, d for the gated: the tanh and the gate; modrelu: none
+    void* work;               // 64-byte aligned
+    int64_t work_bytes;
+    const void* grad_y;       // T, B, d or null
+    const void* grad_y_n;     // B, d or null, as grad_z_n
+    const void* grad_z_n;
+    void* grad_x;             // T, B, d: the gradient of a as well
+    void* grad_c;             // constants, B, d, to be added up over B; null: not computed; the oscillator has none
+    void* grad_y_0;           // B, d, as grad_z_0; all are written, not added to
+    void* grad_z_0;
+};
+LEM_API int64_t lem_coupled_work_bytes(const lem_coupled*, int64_t backward);  // negative: minus a lem_status
+LEM_API int64_t lem_coupled_forward(const lem_coupled*);
+LEM_API int64_t lem_coupled_backward(const lem_coupled*);
+
 // Streaming: pack the weights once, then take single steps (steps = 1, y_0 -> y_n, z_0 -> z_n) on one thread.
 LEM_API int64_t lem_packed_bytes(const lem_problem*);
 LEM_API int64_t lem_pack(const lem_problem*, void* packed);

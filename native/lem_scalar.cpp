@@ -221,6 +221,114 @@ void units(const lem_units& p, bool backward) {
     p.item_bytes == 8 ? units_of<double>(p, backward) : units_of<float>(p, backward);
 }
 
+// The coupled units, row by row; `s`, `w` and the rest are read where they stand.
+template <class T> struct coupled_row {
+    const lem_coupled& p;
+    const ptrdiff_t row, d = p.hidden, size = p.steps * p.batch * p.hidden;
+    const bool swings = p.kind == LEM_COUPLED_OSCILLATOR;
+
+    static T in(const void* x, ptrdiff_t i) { return x ? static_cast<const T*>(x)[i] : T(0); }
+    static T& out(void* x, ptrdiff_t i) { return static_cast<T*>(x)[i]; }
+    T c(ptrdiff_t which, ptrdiff_t i) const { return in(p.c, which * d + i); }
+    ptrdiff_t at(ptrdiff_t t, ptrdiff_t i) const { return (t * p.batch + row) * d + i; }
+    T y(ptrdiff_t t, ptrdiff_t i) const { return t < 0 ? in(p.y_0, row * d + i) : in(p.y, at(t, i)); }
+
+    void forward() const {
+        for (ptrdiff_t t = 0; t < p.steps; ++t) {
+            // All of the old state is read before any of the new one is written; y holds the sums meanwhile.
+            for (ptrdiff_t i = 0; i < d; ++i) {
+                T a = in(p.x, at(t, i));
+                for (ptrdiff_t k = 0; k < d; ++k) {
+                    a += in(p.weight, k * d + i) * y(t - 1, k);
+                    if (swings) a += in(p.weight, (d + k) * d + i) * z(t - 1, k);
+                }
+                out(p.y, at(t, i)) = a;
+            }
+            for (ptrdiff_t i = 0; i < d; ++i) step(t, i, in(p.y, at(t, i)));
+        }
+    }
+    T z(ptrdiff_t t, ptrdiff_t i) const {
+        return t < 0 ? in(p.z_0, row * d + i) : in(p.z, p.keep ? at(t, i) : row * d + i);
+    }
+    void step(ptrdiff_t t, ptrdiff_t i, T a) const {
+        T next = y(t - 1, i), value = std::tanh(a);
+        if (swings) {
+            const T before = z(t - 1, i), z_next = before + c(2, i) * (value - c(1, i) * next - c(0, i) * before);
+            out(p.z, p.keep ? at(t, i) : row * d + i) = z_next;
+            next += c(2, i) * z_next;
+        } else if (p.kind == LEM_COUPLED_RESIDUAL) {
+            next = c(1, i) * next + c(0, i) * value;
+        } else if (p.kind == LEM_COUPLED_GATED) {
+            const T gate = sigmoid(a + c(2, i));
+            value = std::tanh(a + c(3, i));
+            next = (c(0, i) * (T(1) - gate) + c(1, i)) * value + gate * next;
+            if (p.keep) out(p.kept, size + at(t, i)) = gate;
+        } else {
+            const T above = std::fabs(a) + c(0, i);
+            next = above <= T(0) || a == T(0) ? T(0) : a < T(0) ? -above : above;
+        }
+        if (p.keep && p.kind != LEM_COUPLED_MODRELU) out(p.kept, at(t, i)) = value;
+        out(p.y, at(t, i)) = next;
+    }
+
+    void backward() const {
+        const auto constant = [&](ptrdiff_t which, ptrdiff_t i, T value) {
+            if (p.grad_c) out(p.grad_c, (which * p.batch + row) * d + i) += value;
+        };
+        for (ptrdiff_t i = 0; i < d; ++i) {
+            out(p.grad_y_0, row * d + i) = in(p.grad_y_n, row * d + i);
+            if (swings) out(p.grad_z_0, row * d + i) = in(p.grad_z_n, row * d + i);
+            for (ptrdiff_t which = 0; p.grad_c && which < lem_coupled_constants(p.kind); ++which)
+                out(p.grad_c, (which * p.batch + row) * d + i) = T(0);
+        }
+        for (ptrdiff_t t = p.steps - 1; t >= 0; --t) {
+            for (ptrdiff_t i = 0; i < d; ++i) {
+                T &gy = out(p.grad_y_0, row * d + i), &da = out(p.grad_x, at(t, i));
+                const T g = gy + in(p.grad_y, at(t, i)), before = y(t - 1, i);
+                const T value = p.kind == LEM_COUPLED_MODRELU ? T(0) : in(p.kept, at(t, i)), slope = T(1) - value * value;
+                if (swings) {
+                    T& gz = out(p.grad_z_0, row * d + i);
+                    gz += c(2, i) * g;
+                    da = c(2, i) * gz * slope;
+                    gy = g - c(2, i) * c(1, i) * gz;
+                    gz -= c(2, i) * c(0, i) * gz;
+                } else if (p.kind == LEM_COUPLED_RESIDUAL) {
+                    da = c(0, i) * g * slope;
+                    gy = c(1, i) * g;
+                    constant(0, i, g * value), constant(1, i, g * before);
+                } else if (p.kind == LEM_COUPLED_GATED) {
+                    const T gate = in(p.kept, size + at(t, i)), shut = T(1) - gate;
+                    const T to_gate = g * (before - c(0, i) * value) * gate * shut;
+                    const T to_value = g * (c(0, i) * shut + c(1, i)) * slope;
+                    da = to_gate + to_value;
+                    gy = g * gate;
+                    constant(0, i, g * shut * value), constant(1, i, g * value), constant(2, i, to_gate), constant(3, i, to_value);
+                } else {
+                    const T now = y(t, i);
+                    da = now == T(0) ? T(0) : g;
+                    gy = T(0);
+                    constant(0, i, now < T(0) ? -da : da);
+                }
+            }
+            for (ptrdiff_t k = 0; k < d; ++k)
+                for (ptrdiff_t i = 0; i < d; ++i) {
+                    out(p.grad_y_0, row * d + k) += in(p.weight_back, i * d + k) * in(p.grad_x, at(t, i));
+                    if (swings) out(p.grad_z_0, row * d + k) += in(p.weight_back, (d + i) * d + k) * in(p.grad_x, at(t, i));
+                }
+        }
+    }
+};
+template <class T> void coupled_of(const lem_coupled& p, bool backward) {
+    for (ptrdiff_t row = 0; row < p.batch; ++row) {
+        const coupled_row<T> run{p, row};
+        backward ? run.backward() : run.forward();
+    }
+}
+ptrdiff_t coupled_bytes(const lem_coupled&, bool) { return 0; }
+void coupled(const lem_coupled& p, bool backward) {
+    p.item_bytes == 8 ? coupled_of<double>(p, backward) : coupled_of<float>(p, backward);
+}
+
 template <class T> void function_of(ptrdiff_t which, const void* x, void* out, ptrdiff_t count) {
     const T* const from = static_cast<const T*>(x);
     for (ptrdiff_t i = 0; i < count; ++i) static_cast<T*>(out)[i] = which ? std::tanh(from[i]) : sigmoid(from[i]);
@@ -232,4 +340,5 @@ void function(ptrdiff_t which, bool wide, const void* x, void* out, ptrdiff_t co
 }  // namespace
 
 extern const lem_target lem_target_scalar = {"scalar",     sizeof(double), work_bytes, forward, backward,
-                                             packed_bytes, pack,           step,       units,   peak,     function};
+                                             packed_bytes, pack,           step,       units,   coupled_bytes,
+                                             coupled,      peak,           function};

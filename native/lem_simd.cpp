@@ -1,9 +1,10 @@
-// The vector kernel for one instruction set: the functions of target.h from forward.h, backward.h and units.h.
+// The vector kernel for one instruction set: the functions of target.h from forward.h, backward.h, units.h and coupled.h.
 //
 // Compiled once per target; LEM_TARGET_SYMBOL, LEM_TARGET_NAME, LEM_VECTOR_BYTES and LEM_REGISTERS come from
 // CMakeLists.txt. Everything sits in an anonymous namespace and nothing of the standard library is instantiated here:
 // the linker must never take a function from this unit for a processor that cannot run it.
 #include "backward.h"
+#include "coupled.h"
 #include "units.h"
 
 namespace {
@@ -91,6 +92,12 @@ void step(const lem_problem& p, const lem_plan& plan, const char* packed, char* 
 void units(const lem_units& p, bool backward) {
     p.item_bytes == 8 ? units_of<double>(p, backward) : units_of<float>(p, backward);
 }
+ptrdiff_t coupled_bytes(const lem_coupled& p, bool backward) {
+    return p.item_bytes == 8 ? coupled_bytes<double>(p, backward) : coupled_bytes<float>(p, backward);
+}
+void coupled_run(const lem_coupled& p, bool backward) {
+    p.item_bytes == 8 ? coupled_of<double>(p, backward) : coupled_of<float>(p, backward);
+}
 double peak(bool wide, ptrdiff_t threads) { return wide ? peak_of<double>(threads) : peak_of<float>(threads); }
 void function(ptrdiff_t which, bool wide, const void* x, void* out, ptrdiff_t count) {
     wide ? function_of<double>(which, x, out, count) : function_of<float>(which, x, out, count);
@@ -98,5 +105,6 @@ void function(ptrdiff_t which, bool wide, const void* x, void* out, ptrdiff_t co
 
 }  // namespace
 
-extern const lem_target LEM_TARGET_SYMBOL = {LEM_TARGET_NAME, LEM_VECTOR_BYTES, work_bytes, forward, backward,
-                                             packed_bytes,    pack,             step,       units,   peak,     function};
+extern const lem_target LEM_TARGET_SYMBOL = {LEM_TARGET_NAME, LEM_VECTOR_BYTES, work_bytes, forward,       backward,
+                                             packed_bytes,    pack,             step,       units,         coupled_bytes,
+                                             coupled_run,     peak,             function};

@@ -25,6 +25,8 @@ struct lem_target {
     void (*pack)(const lem_problem&, char* packed);
     void (*step)(const lem_problem&, const lem_plan&, const char* packed, char* work);
     void (*units)(const lem_units&, bool backward);
+    ptrdiff_t (*coupled_bytes)(const lem_coupled&, bool backward);  // for each thread
+    void (*coupled)(const lem_coupled&, bool backward);
     double (*peak)(bool wide, ptrdiff_t threads);
     void (*function)(ptrdiff_t which, bool wide, const void* x, void* out, ptrdiff_t count);
 };

@@ -268,6 +268,58 @@ template <class T> void units_against_oracle(int64_t kind, int64_t steps, int64_
     }
 }
 
+// The coupled units: y, z, what is kept and the gradients of x, the constants, y_0 and z_0, from vectors of exactly the size.
+template <class T> results<T> run_coupled(int64_t kind, const variant& v, int64_t threads) {
+    std::mt19937 random(11);
+    std::uniform_real_distribution<double> uniform(-1.0, 1.0);
+    const auto draw = [&](int64_t size, double scale = 1.0) {
+        std::vector<T> x(size);
+        for (T& value : x) value = T(scale * uniform(random));
+        return x;
+    };
+    const int64_t d = v.hidden, item = v.batch * d, all = v.steps * item, constants = lem_coupled_constants(kind);
+    const int64_t fields = kind == LEM_COUPLED_OSCILLATOR ? 2 : 1;
+    const std::vector<T> x = draw(all), weight = draw(fields * d * d, 1.0 / double(d)), y_0 = draw(item), z_0 = draw(item);
+    const std::vector<T> c = draw(constants * d, 0.5), grad_y = draw(all), grad_y_n = draw(item), grad_z_n = draw(item);
+    std::vector<T> back(fields * d * d);
+    for (int64_t f = 0; f < fields; ++f)
+        for (int64_t k = 0; k < d; ++k)
+            for (int64_t i = 0; i < d; ++i) back[(f * d + i) * d + k] = weight[(f * d + k) * d + i];
+    results<T> found;
+    std::vector<std::vector<T>>& out = found.parts;
+    for (const int64_t size : {all, all, 2 * all, all, constants * item, item, item}) out.emplace_back(size);
+    lem_coupled p{};
+    p.struct_bytes = sizeof p, p.item_bytes = sizeof(T), p.kind = kind;
+    p.steps = v.steps, p.batch = v.batch, p.hidden = d, p.threads = threads, p.keep = 1;
+    p.x = x.data(), p.weight = weight.data(), p.weight_back = back.data(), p.c = c.data(), p.y_0 = y_0.data();
+    p.y = out[0].data(), p.kept = out[2].data(), p.grad_x = out[3].data(), p.grad_y_0 = out[5].data();
+    p.grad_y = grad_y.data(), p.grad_y_n = grad_y_n.data();
+    if (fields == 2) {
+        p.z_0 = z_0.data(), p.z = out[1].data(), p.grad_z_n = grad_z_n.data(), p.grad_z_0 = out[6].data();
+    } else {
+        p.grad_c = out[4].data();
+    }
+    const int64_t bytes = std::max(lem_coupled_work_bytes(&p, 0), lem_coupled_work_bytes(&p, 1));
+    std::vector<char> work(bytes + 64);
+    p.work = work.data() + (64 - reinterpret_cast<uintptr_t>(work.data()) % 64) % 64, p.work_bytes = bytes;
+    check(lem_coupled_forward(&p) == LEM_OK && lem_coupled_backward(&p) == LEM_OK, "coupled units refused", "", v, 0, "");
+    return found;
+}
+
+template <class T> void coupled_against_oracle(int64_t kind, const variant& v, double tolerance) {
+    lem_target_choose(target_index("scalar"));
+    const results<T> oracle = run_coupled<T>(kind, v, 1);
+    for (int64_t i = 1; lem_target_name(i); ++i) {
+        if (!lem_target_supported(i)) continue;
+        lem_target_choose(i);
+        std::string where;
+        const results<T> one = run_coupled<T>(kind, v, 1), three = run_coupled<T>(kind, v, one_thread ? 1 : 3);
+        const double gap = difference(one, oracle, where, 7);
+        check(gap < tolerance, "coupled units", lem_target_name(i), v, gap, "");
+        check(one.parts == three.parts, "coupled units on threads", lem_target_name(i), v, 0, "");
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -304,6 +356,11 @@ int main(int argc, char** argv) {
         for (const int64_t count : {1, 7, 16, 33, 4100}) {
             units_against_oracle<double>(kind, 40, count, 1e-11);
             units_against_oracle<float>(kind, 40, count, 2e-4);
+        }
+    for (int64_t kind = LEM_COUPLED_OSCILLATOR; kind <= LEM_COUPLED_MODRELU; ++kind)
+        for (const variant& v : {variant{1, 1, 1, 1}, variant{9, 3, 1, 7}, variant{12, 7, 1, 33}, variant{5, 70, 1, 16}, variant{4, 130, 1, 20}}) {
+            coupled_against_oracle<double>(kind, v, 1e-11);
+            coupled_against_oracle<float>(kind, v, 2e-4);
         }
     for (int kind = 0; kind < 6; ++kind) {
         variant v{6, 3, 2, 5};

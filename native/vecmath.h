@@ -29,6 +29,13 @@ template <class T> inline vec<T> load_loose(const T* p) { return *reinterpret_ca
 template <class T> inline void store_loose(T* p, vec<T> v) { *reinterpret_cast<typename simd<T>::loose*>(p) = v; }
 template <class T> inline vec<T> splat(T x) { return x - vec<T>{}; }  // x - 0 is x for every x, -0 and NaN included
 
+// A product that is rounded before it is added. In a sum of two products the compiler may fuse either with the addition,
+// and not the same one in every copy of the code; results would depend on which copy a row meets.
+template <class T> inline vec<T> rounded(vec<T> product) {
+    asm("" : "+m"(product));
+    return product;
+}
+
 template <class T> inline vec<T> clamp(vec<T> x, T low, T high) {  // NaN passes
     x = x < low ? splat(low) : x;
     return x > high ? splat(high) : x;

@@ -9,6 +9,7 @@ from torch.nn import functional
 from lem.cells.base import Hidden, State, within
 from lem.cells.pointwise import PointwiseCell
 from lem.cells.skew import free_numbers, skew_matrix
+from lem.native import coupled
 from lem.shapes import Float
 
 
@@ -36,6 +37,8 @@ class AntisymmetricCell(PointwiseCell):
         dtype: the type of the parameters.
     """
 
+    kind: int | None = coupled.RESIDUAL
+
     def __init__(
         self,
         input_size: int,
@@ -51,6 +54,8 @@ class AntisymmetricCell(PointwiseCell):
     ) -> None:
         super().__init__(input_size, hidden_size)
         self.gated = gated
+        if gated:
+            self.kind = None
         self.epsilon = within(self, "epsilon", epsilon, "(0, inf)")
         self.gamma = within(self, "gamma", gamma, "[0, inf)")
         self.sigma_w = within(self, "sigma_w", sigma_w, "[0, inf)")
@@ -78,6 +83,10 @@ class AntisymmetricCell(PointwiseCell):
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u + b."""
         return functional.linear(u, self.weight_u, self.bias)
+
+    def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
+        """Return the weights of the increment and of h; they are no parameters."""
+        return self.weight_u.new_tensor((self.epsilon, 1.0))[:, None].expand(-1, self.hidden_size)
 
     def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance h by one Euler step."""

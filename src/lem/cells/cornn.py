@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from lem.cells.base import State, within
 from lem.cells.pointwise import PointwiseCell
+from lem.native import coupled
 from lem.shapes import Float
 
 
@@ -43,6 +44,7 @@ class CoRNNCell(PointwiseCell):
 
     state_type = OscillatorState
     reads = (0, 1)
+    kind = coupled.OSCILLATOR
 
     def __init__(
         self,
@@ -89,6 +91,10 @@ class CoRNNCell(PointwiseCell):
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u + b."""
         return functional.linear(u, self.weight_u, self.bias)
+
+    def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
+        """Return epsilon, gamma and dt, which are no parameters and the same for every unit."""
+        return self.weight_u.new_tensor((self.epsilon, self.gamma, self.dt))[:, None].expand(-1, self.hidden_size)
 
     def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance (y, z)."""

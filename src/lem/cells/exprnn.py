@@ -10,6 +10,7 @@ from torch.nn import functional
 from lem.cells.base import Hidden, State, within
 from lem.cells.pointwise import PointwiseCell
 from lem.cells.skew import free_numbers, initial_rotations, modrelu, orthogonal_matrix
+from lem.native import coupled
 from lem.shapes import Float
 
 
@@ -42,6 +43,7 @@ class ExpRNNCell(PointwiseCell):
         dtype: the type of the parameters.
     """
 
+    kind = coupled.MODRELU
     base: Tensor | None
     updates: Tensor
 
@@ -104,6 +106,10 @@ class ExpRNNCell(PointwiseCell):
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u."""
         return functional.linear(u, self.weight_u, self.bias_u)
+
+    def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
+        """Return b."""
+        return rest[0][None]
 
     def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance h."""

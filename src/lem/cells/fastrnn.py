@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from lem.cells.base import Hidden, State
 from lem.cells.pointwise import PointwiseCell
+from lem.native import coupled
 from lem.shapes import Float
 
 
@@ -25,6 +26,8 @@ class FastRNNCell(PointwiseCell):
         device: where the parameters live.
         dtype: the type of the parameters.
     """
+
+    kind = coupled.RESIDUAL
 
     def __init__(
         self,
@@ -62,6 +65,10 @@ class FastRNNCell(PointwiseCell):
         """Compute V u + b."""
         return functional.linear(u, self.weight_u, self.bias)
 
+    def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
+        """Return both weights of the sum, the same for every unit."""
+        return torch.stack(rest)[:, None].expand(-1, self.hidden_size)
+
     def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance h."""
         (h,), (new, old) = state, rest
@@ -86,6 +93,8 @@ class FastGRNNCell(PointwiseCell):
         device: where the parameters live.
         dtype: the type of the parameters.
     """
+
+    kind = coupled.GATED
 
     def __init__(
         self,
@@ -123,6 +132,10 @@ class FastGRNNCell(PointwiseCell):
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u; the two biases differ and are added in the step."""
         return functional.linear(u, self.weight_u)
+
+    def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
+        """Return both scalars, the same for every unit, and both biases."""
+        return torch.stack([r.expand(self.hidden_size) for r in rest])
 
     def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance h."""

@@ -9,6 +9,7 @@ from torch.nn import functional
 from lem.cells.base import Hidden, State, within
 from lem.cells.pointwise import PointwiseCell
 from lem.cells.skew import free_numbers, initial_rotations, modrelu, orthogonal_matrix
+from lem.native import coupled
 from lem.shapes import Float
 
 
@@ -37,6 +38,8 @@ class NNRNNCell(PointwiseCell):
         device: where the parameters live.
         dtype: the type of the parameters.
     """
+
+    kind = coupled.MODRELU
 
     def __init__(
         self,
@@ -100,6 +103,10 @@ class NNRNNCell(PointwiseCell):
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u."""
         return functional.linear(u, self.weight_u)
+
+    def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
+        """Return b."""
+        return rest[0][None]
 
     def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance h."""

@@ -6,17 +6,29 @@ import torch
 from torch import Tensor
 
 from lem.cells.base import Cell, State
-from lem.shapes import Float
+from lem.native.coupled import coupled_sequence
+from lem.native.units import units_refusal
+from lem.shapes import Float, Int
 
 
 class PointwiseCell(Cell):
     """A cell with `step(x, state, W, ...) = pointwise(x + read(state) W, state, ...)`.
 
-    A subclass returns W, (width of what it reads, k d), as the first of `prepare`, and writes `pointwise`.
+    A subclass returns W, (width of what it reads, k d), as the first of `prepare`, and writes `pointwise`. Where the
+    kernel knows that map, it says so by `kind` and `constants`: sequences of equally long rows then run on it.
     """
 
     reads: tuple[int, ...] = (0,)
     """The fields of the state that are multiplied by W, side by side."""
+
+    kind: int | None = None
+    """What `pointwise` is called in `lem.native.coupled`, if it has a name there."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take the kernel from a class that writes an equation of its own."""
+        super().__init_subclass__(**options)
+        if not {"pointwise", "step"}.isdisjoint(vars(cls)) and "kind" not in vars(cls):
+            cls.kind = None
 
     def prepare(self, batch: int) -> tuple[Any, ...]:
         """Return W and whatever else `pointwise` takes."""
@@ -26,6 +38,10 @@ class PointwiseCell(Cell):
         """Return the next state from `a`, the affine map of input and state, unit by unit."""
         raise NotImplementedError
 
+    def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
+        """Return the kernel's constants of every unit from what `pointwise` takes."""
+        raise NotImplementedError
+
     def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Any) -> State:
         """Advance the state by one time step."""
         W, *rest = prepared
@@ -33,3 +49,32 @@ class PointwiseCell(Cell):
 
     def _read(self, state: State) -> Tensor:
         return state[self.reads[0]] if len(self.reads) == 1 else torch.cat([state[i] for i in self.reads], -1)
+
+    def _refusal(self, u: Tensor, lengths: Tensor | None) -> str | None:
+        if self.kind is None:
+            return f"{type(self).__name__} has no kernel"
+        if lengths is not None:
+            return "the kernel of coupled units takes rows of one length"
+        return units_refusal(u, next(self.parameters()))
+
+    def sequence(
+        self,
+        u: Float[Tensor, "time batch input"],
+        state: State | None = None,
+        lengths: Int[Tensor, "batch"] | None = None,
+        reverse: bool = False,
+    ) -> tuple[Float[Tensor, "time batch output"], State]:
+        """Run over time, by the kernel where it knows the map and rows are equally long."""
+        state = self.init_state(u.shape[1]) if state is None else state
+        if self.kind is None or self._refusal(u, lengths) is not None:
+            return super().sequence(u, state, lengths, reverse)
+        x, (W, *rest) = self.project(u), self.prepare(u.shape[1])
+        out, final = coupled_sequence(self.kind, x.flip(0) if reverse else x, W, self.constants(*rest), state)
+        return out.flip(0) if reverse else out, self.state_type(*final)
+
+    def backend_for(self, u: Float[Tensor, "time batch input"]) -> tuple[str, str]:
+        """Return what a sequence like `u` would run on, and why."""
+        refusal = self._refusal(u, None)
+        if type(self).sequence is PointwiseCell.sequence and refusal is not None:
+            return "loop", refusal
+        return "own", f"{type(self).__name__} runs whole sequences by itself"

@@ -110,7 +110,8 @@ class UnICORNNCell(Cell):
         """Run over time, by the kernel where rows are equally long; with `reconstruct` without storing the states."""
         y, z = self.init_state(u.shape[1]) if state is None else state
         if not self.reconstruct:
-            if lengths is not None or units_refusal(u, self.weight_u, y, z) is not None:
+            own = type(self).step is not UnICORNNCell.step  # a subclass with an equation of its own
+            if own or lengths is not None or units_refusal(u, self.weight_u, y, z) is not None:
                 return super().sequence(u, state, lengths, reverse)
             x, (s,) = self.project(u), self.prepare(u.shape[1])
             out, y, z = oscillate(x.flip(0) if reverse else x, self.weight_y, s, y, z, self.alpha)

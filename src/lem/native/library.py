@@ -76,6 +76,9 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
         ("lem_backward", number, [pointer]),
         ("lem_units_forward", number, [ctypes.c_void_p]),
         ("lem_units_backward", number, [ctypes.c_void_p]),
+        ("lem_coupled_work_bytes", number, [ctypes.c_void_p, number]),
+        ("lem_coupled_forward", number, [ctypes.c_void_p]),
+        ("lem_coupled_backward", number, [ctypes.c_void_p]),
         ("lem_packed_bytes", number, [pointer]),
         ("lem_pack", number, [pointer, ctypes.c_void_p]),
         ("lem_step", number, [pointer, ctypes.c_void_p]),
@@ -90,7 +93,12 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
         ("lem_pages", ctypes.c_void_p, [number]),
         ("lem_pages_free", None, [ctypes.c_void_p, number]),
     ):
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            return (
+                None,
+                f"the kernel cannot be loaded: {path.name} is of another version, without {name}; install again",
+            )
         function.restype, function.argtypes = result, arguments
     return library, ""
 

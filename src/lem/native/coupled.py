@@ -1,0 +1,117 @@
+"""Units that see each other through one product a step (coRNN, FastRNN, FastGRNN, expRNN): whole sequences in one call.
+
+The kernel runs the steps and their adjoint. The products that need no state, with the input and for the gradient of
+the recurrent matrix, are torch's: one each for the whole sequence. There is a first derivative only.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lem.native import library as native
+from lem.native.pages import empty
+from lem.shapes import Float
+
+OSCILLATOR, RESIDUAL, GATED, MODRELU = range(4)
+"""The kinds, numbered as in native/lem.h, where their equations are."""
+
+_KEPT = {OSCILLATOR: 1, RESIDUAL: 1, GATED: 2, MODRELU: 0}
+"""How many values of every unit and step the adjoint needs beside the states."""
+
+
+class Coupled(ctypes.Structure):
+    """The struct `lem_coupled` of native/lem.h, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("struct_bytes", "item_bytes", "kind", "steps", "batch", "hidden")),
+        *((name, ctypes.c_int64) for name in ("threads", "keep")),
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "weight_back", "c", "y_0", "z_0", "y", "z", "kept")),
+        ("work", ctypes.c_void_p),
+        ("work_bytes", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("grad_y", "grad_y_n", "grad_z_n")),
+        *((name, ctypes.c_void_p) for name in ("grad_x", "grad_c", "grad_y_0", "grad_z_0")),
+    ]
+
+
+def coupled_sequence(
+    kind: int,
+    x: Float[Tensor, "time batch hidden"],
+    W: Float[Tensor, "read hidden"],
+    c: Float[Tensor, "constants hidden"],
+    state: tuple[Tensor, ...],
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Run `kind` over x = V u + b and the matrix W of `a = x + read(state) W`; return all y, and the last state."""
+    tensors = (x, W, c, *state)
+    keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    y, *final = _Run.apply(kind, keep, x, W, c, state[0], state[1] if kind == OSCILLATOR else None)
+    return y, tuple(final)
+
+
+def _call(kind: int, keep: bool, shape: torch.Size, backward: bool, **tensors: Tensor | None) -> None:
+    """Call the library with all tensors by the names of the struct."""
+    dtype = next(t.dtype for t in tensors.values() if t is not None)
+    p = Coupled(ctypes.sizeof(Coupled), native.ITEM[dtype], kind, *shape, native.threads(), keep)
+    size = native.library().lem_coupled_work_bytes(ctypes.byref(p), backward)
+    native.check(max(0, -size))
+    work = empty((size,), torch.uint8)
+    p.work, p.work_bytes = work.data_ptr(), size
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            assert tensor.is_contiguous()
+            assert tensor.dtype == dtype
+            setattr(p, name, tensor.data_ptr())
+    run = native.library().lem_coupled_backward if backward else native.library().lem_coupled_forward
+    native.check(run(ctypes.byref(p)))
+
+
+class _Run(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, kind: int, keep: bool, x: Tensor, W: Tensor, c: Tensor, y_0: Tensor, z_0: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        shape = tuple(x.shape)
+        y, z, kept = empty(shape, x.dtype), None, None
+        if z_0 is not None:
+            z, z_0 = empty((shape[0] if keep else 1, *shape[1:]), x.dtype), z_0.contiguous()
+        if keep and _KEPT[kind]:
+            kept = empty((_KEPT[kind], *shape), x.dtype)
+        same = {"c": c.contiguous(), "y_0": y_0.contiguous(), "z_0": z_0, "y": y, "z": z, "kept": kept}
+        _call(kind, keep, x.shape, False, x=x.contiguous(), weight=W.contiguous(), **same)
+        if keep:
+            ctx.save_for_backward(W, *same.values())
+            ctx.kind, ctx.names = kind, tuple(same)
+            ctx.set_materialize_grads(False)
+        return (y, y[-1].clone()) if z is None else (y, y[-1].clone(), z[-1].clone())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Run the adjoint; then the gradient of W from that of a and the states before each step."""
+        W, *same = ctx.saved_tensors
+        tensors = dict(zip(ctx.names, same))
+        y, z = tensors["y"], tensors["z"]
+        _, batch, d = y.shape
+        found = {"grad_x": empty(tuple(y.shape), y.dtype), "grad_y_0": torch.empty_like(tensors["y_0"])}
+        if z is not None:
+            found["grad_z_0"] = torch.empty_like(tensors["z_0"])
+        elif ctx.needs_input_grad[4]:
+            found["grad_c"] = y.new_empty(len(tensors["c"]), batch, d)
+        given = {
+            name: None if g is None else g.contiguous() for name, g in zip(("grad_y", "grad_y_n", "grad_z_n"), grads)
+        }
+        back = W.reshape(-1, d, d).transpose(1, 2).contiguous()
+        _call(ctx.kind, True, y.shape, True, weight_back=back, **tensors, **given, **found)
+        grad_W = None
+        if ctx.needs_input_grad[3]:
+            fields = [(tensors["y_0"], y)] if z is None else [(tensors["y_0"], y), (tensors["z_0"], z)]
+            grad_W = torch.cat([_outer(first, rest, found["grad_x"]) for first, rest in fields])
+        grad_c = found["grad_c"].sum(1) if "grad_c" in found else None
+        return None, None, found["grad_x"], grad_W, grad_c, found["grad_y_0"], found.get("grad_z_0")
+
+
+def _outer(first: Tensor, states: Tensor, grad: Tensor) -> Tensor:
+    """Add up state^T grad over all steps and rows, where the state before the first step is `first`."""
+    return torch.addmm(first.T @ grad[0], states[:-1].flatten(0, 1).T, grad[1:].flatten(0, 1))
