@@ -549,6 +549,13 @@ def test_the_struct_has_the_size_the_library_expects():
     assert library.library().lem_saved_bytes(p) < 0
 
 
+def test_a_library_of_another_version_is_refused():
+    found, reason = library.load(Path(torch._C.__file__))  # a library, and not ours
+    assert found is None
+    assert "another version" in reason
+    assert "install again" in reason
+
+
 @pytest.mark.parametrize("left", [0, 63, 4096, -1])
 def test_a_library_cut_short_is_refused_and_the_loop_left(left, tmp_path):
     content = Path(lem.__file__).with_name("_native.so").read_bytes()

@@ -74,7 +74,7 @@ class PointwiseCell(Cell):
 
     def backend_for(self, u: Float[Tensor, "time batch input"]) -> tuple[str, str]:
         """Return what a sequence like `u` would run on, and why."""
+        if type(self).sequence is not PointwiseCell.sequence:
+            return super().backend_for(u)
         refusal = self._refusal(u, None)
-        if type(self).sequence is PointwiseCell.sequence and refusal is not None:
-            return "loop", refusal
-        return "own", f"{type(self).__name__} runs whole sequences by itself"
+        return ("own", "the kernel of coupled units") if refusal is None else ("loop", refusal)
