@@ -7,7 +7,7 @@ import torch
 
 from lem import native
 from lem.cells import CELLS, Cell
-from lem.native import coupled, library, units
+from lem.native import affine, coupled, library, units
 from tests.close import assert_close
 
 INDEPENDENT = {"unicornn": {"dt": 0.7, "alpha": 1.3}, "indrnn": {"length": 5}}
@@ -178,3 +178,27 @@ def test_the_library_refuses_coupled_units_it_could_not_run():
             setattr(p, field, value)
         expected = 0 if not change else 2 if "work" in str(change) else 1
         assert forward(ctypes.byref(p)) == expected, change
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("m", [1, 3, 15, 16])
+def test_the_affine_map_equals_torchs(m, bias):
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(700, 5, m), (130, m), *([(130,)] if bias else [])]  # large enough for kept pages
+    given = [torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_() for shape in shapes]
+    ours, torchs = affine.affine(*given), torch.nn.functional.linear(*given)
+    assert (type(ours.grad_fn) is type(torchs.grad_fn)) == (m >= affine.FEW)
+    assert_close(ours, torchs, "float64")
+    pull = torch.randn(ours.shape, dtype=torch.float64, generator=generator)
+    for a, b in zip(*(torch.autograd.grad(out, given, pull) for out in (ours, torchs))):
+        assert_close(a, b, "float64 gradient")
+    with torch.no_grad():
+        assert_close(affine.affine(*given), torchs, "exact")
+
+
+def test_the_affine_map_can_be_differentiated_twice():
+    generator = torch.Generator().manual_seed(3)
+    given = [
+        torch.randn(s, dtype=torch.float64, generator=generator).requires_grad_() for s in ((3, 2, 2), (4, 2), (4,))
+    ]
+    assert torch.autograd.gradgradcheck(affine.affine, given)

@@ -4,12 +4,12 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lem.cells.base import Hidden, State, within
 from lem.cells.pointwise import PointwiseCell
 from lem.cells.skew import free_numbers, skew_matrix
 from lem.native import coupled
+from lem.native.affine import affine
 from lem.shapes import Float
 
 
@@ -82,7 +82,7 @@ class AntisymmetricCell(PointwiseCell):
 
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u + b."""
-        return functional.linear(u, self.weight_u, self.bias)
+        return affine(u, self.weight_u, self.bias)
 
     def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
         """Return the weights of the increment and of h; they are no parameters."""

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lem.cells.base import State, within
 from lem.cells.pointwise import PointwiseCell
 from lem.native import coupled
+from lem.native.affine import affine
 from lem.shapes import Float
 
 
@@ -90,7 +90,7 @@ class CoRNNCell(PointwiseCell):
 
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u + b."""
-        return functional.linear(u, self.weight_u, self.bias)
+        return affine(u, self.weight_u, self.bias)
 
     def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
         """Return epsilon, gamma and dt, which are no parameters and the same for every unit."""

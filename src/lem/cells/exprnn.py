@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lem.cells.base import Hidden, State, within
 from lem.cells.pointwise import PointwiseCell
 from lem.cells.skew import free_numbers, initial_rotations, modrelu, orthogonal_matrix
 from lem.native import coupled
+from lem.native.affine import affine
 from lem.shapes import Float
 
 
@@ -105,7 +105,7 @@ class ExpRNNCell(PointwiseCell):
 
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u."""
-        return functional.linear(u, self.weight_u, self.bias_u)
+        return affine(u, self.weight_u, self.bias_u)
 
     def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
         """Return b."""

@@ -2,11 +2,11 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lem.cells.base import Hidden, State
 from lem.cells.pointwise import PointwiseCell
 from lem.native import coupled
+from lem.native.affine import affine
 from lem.shapes import Float
 
 
@@ -63,7 +63,7 @@ class FastRNNCell(PointwiseCell):
 
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u + b."""
-        return functional.linear(u, self.weight_u, self.bias)
+        return affine(u, self.weight_u, self.bias)
 
     def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
         """Return both weights of the sum, the same for every unit."""
@@ -131,7 +131,7 @@ class FastGRNNCell(PointwiseCell):
 
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u; the two biases differ and are added in the step."""
-        return functional.linear(u, self.weight_u)
+        return affine(u, self.weight_u)
 
     def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
         """Return both scalars, the same for every unit, and both biases."""

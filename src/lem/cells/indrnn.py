@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lem.cells.base import Cell, Hidden, State, within
+from lem.native.affine import affine
 from lem.native.units import rectify, units_refusal
 from lem.shapes import Float, Int
 
@@ -74,8 +74,8 @@ class IndRNNCell(Cell):
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u, normalised if so chosen, + b."""
         if self.norm is None:
-            return functional.linear(u, self.weight_u, self.bias)
-        x = self.norm(functional.linear(u, self.weight_u).flatten(0, 1)).unflatten(0, u.shape[:2])
+            return affine(u, self.weight_u, self.bias)
+        x = self.norm(affine(u, self.weight_u).flatten(0, 1)).unflatten(0, u.shape[:2])
         return x if self.bias is None else x + self.bias
 
     def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Tensor) -> State:

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from lem.cells.base import Cell, State, within
 from lem.cells.cornn import OscillatorState
+from lem.native.affine import affine
 from lem.native.units import oscillate, units_refusal
 from lem.shapes import Float, Int
 
@@ -92,7 +93,7 @@ class UnICORNNCell(Cell):
 
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u + b."""
-        return functional.linear(u, self.weight_u, self.bias)
+        return affine(u, self.weight_u, self.bias)
 
     def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Tensor) -> State:
         """Advance (y, z)."""
