@@ -377,6 +377,9 @@ def test_native_raises_where_it_cannot_serve_and_auto_says_why():
     assert free.bfloat16().backend_for(u.bfloat16())[0] == "loop"
     assert free.sequence(u.bfloat16())[0].dtype == torch.bfloat16
     assert LEMCell(2, 3, backend="loop").backend_for(u) == ("loop", "backend='loop' was asked for")
+    with native.loop_only():
+        assert free.float().backend_for(u.float()) == ("loop", "the loop was asked for")
+    assert free.float().backend_for(u.float())[0] == "native"
 
     class Other(LEMCell):
         def time_steps(self, gates_u, gates_y):

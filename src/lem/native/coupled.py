@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lem.native import library as native
+from lem.native.once import edge, first_only
 from lem.native.pages import empty
 from lem.shapes import Float
 
@@ -46,7 +46,7 @@ def coupled_sequence(
     """Run `kind` over x = V u + b and the matrix W of `a = x + read(state) W`; return all y, and the last state."""
     tensors = (x, W, c, *state)
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    y, *final = _Run.apply(kind, keep, x, W, c, state[0], state[1] if kind == OSCILLATOR else None)
+    y, *final = _Run.apply(edge(*tensors), kind, keep, x, W, c, state[0], state[1] if kind == OSCILLATOR else None)
     return y, tuple(final)
 
 
@@ -70,7 +70,7 @@ def _call(kind: int, keep: bool, shape: torch.Size, backward: bool, **tensors: T
 class _Run(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, kind: int, keep: bool, x: Tensor, W: Tensor, c: Tensor, y_0: Tensor, z_0: Tensor | None
+        ctx: Any, edge: Tensor, kind: int, keep: bool, x: Tensor, W: Tensor, c: Tensor, y_0: Tensor, z_0: Tensor | None
     ) -> tuple[Tensor, ...]:
         shape = tuple(x.shape)
         y, z, kept = empty(shape, x.dtype), None, None
@@ -82,12 +82,12 @@ class _Run(torch.autograd.Function):
         _call(kind, keep, x.shape, False, x=x.contiguous(), weight=W.contiguous(), **same)
         if keep:
             ctx.save_for_backward(W, *same.values())
-            ctx.kind, ctx.names = kind, tuple(same)
+            ctx.kind, ctx.names, ctx.edge = kind, tuple(same), edge
             ctx.set_materialize_grads(False)
         return (y, y[-1].clone()) if z is None else (y, y[-1].clone(), z[-1].clone())
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Run the adjoint; then the gradient of W from that of a and the states before each step."""
         W, *same = ctx.saved_tensors
@@ -97,7 +97,7 @@ class _Run(torch.autograd.Function):
         found = {"grad_x": empty(tuple(y.shape), y.dtype), "grad_y_0": torch.empty_like(tensors["y_0"])}
         if z is not None:
             found["grad_z_0"] = torch.empty_like(tensors["z_0"])
-        elif ctx.needs_input_grad[4]:
+        elif ctx.needs_input_grad[5]:
             found["grad_c"] = y.new_empty(len(tensors["c"]), batch, d)
         given = {
             name: None if g is None else g.contiguous() for name, g in zip(("grad_y", "grad_y_n", "grad_z_n"), grads)
@@ -105,11 +105,11 @@ class _Run(torch.autograd.Function):
         back = W.reshape(-1, d, d).transpose(1, 2).contiguous()
         _call(ctx.kind, True, y.shape, True, weight_back=back, **tensors, **given, **found)
         grad_W = None
-        if ctx.needs_input_grad[3]:
+        if ctx.needs_input_grad[4]:
             fields = [(tensors["y_0"], y)] if z is None else [(tensors["y_0"], y), (tensors["z_0"], z)]
             grad_W = torch.cat([_outer(first, rest, found["grad_x"]) for first, rest in fields])
         grad_c = found["grad_c"].sum(1) if "grad_c" in found else None
-        return None, None, found["grad_x"], grad_W, grad_c, found["grad_y_0"], found.get("grad_z_0")
+        return None, None, None, found["grad_x"], grad_W, grad_c, found["grad_y_0"], found.get("grad_z_0")
 
 
 def _outer(first: Tensor, states: Tensor, grad: Tensor) -> Tensor:

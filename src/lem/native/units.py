@@ -1,7 +1,7 @@
 """Units that do not see each other (UnICORNN, IndRNN) over a whole sequence: one call forward, one for its adjoint.
 
 A step of such a layer is so little work that the loop spends its time between the operations. There is a first
-derivative only; the loop has the others.
+derivative only; the loop has the others (`lem.native.loop_only`).
 """
 
 import ctypes
@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lem.native import library as native
+from lem.native.once import edge, first_only
 from lem.native.pages import empty
 from lem.shapes import Float
 
@@ -46,7 +46,7 @@ def oscillate(
     alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run UnICORNN's step over x = V u + b; return y at all steps, and the last y and z."""
-    y, y_n, z_n = _Run.apply(OSCILLATOR, alpha, _kept(x, w, s, y_0, z_0), x, w, s, y_0, z_0)
+    y, y_n, z_n = _Run.apply(edge(x, w, s, y_0, z_0), OSCILLATOR, alpha, _kept(x, w, s, y_0, z_0), x, w, s, y_0, z_0)
     return y, y_n, z_n
 
 
@@ -54,7 +54,7 @@ def rectify(
     x: Float[Tensor, "time batch hidden"], w: Float[Tensor, "hidden"], h_0: Float[Tensor, "batch hidden"]
 ) -> tuple[Tensor, Tensor]:
     """Run IndRNN's step over x = V u + b; return h at all steps, and the last."""
-    h, h_n = _Run.apply(RELU, 0.0, _kept(x, w, h_0), x, w, None, h_0, None)
+    h, h_n = _Run.apply(edge(x, w, h_0), RELU, 0.0, _kept(x, w, h_0), x, w, None, h_0, None)
     return h, h_n
 
 
@@ -79,6 +79,7 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        edge: Tensor,
         kind: int,
         alpha: float,
         keep: bool,
@@ -104,12 +105,12 @@ class _Run(torch.autograd.Function):
         _call(kind, alpha, keep, shape, "lem_units_forward", x=x.contiguous(), **tensors)
         if keep:
             ctx.save_for_backward(*tensors.values())
-            ctx.kind, ctx.alpha, ctx.names = kind, alpha, tuple(tensors)
+            ctx.kind, ctx.alpha, ctx.names, ctx.edge = kind, alpha, tuple(tensors), edge
             ctx.set_materialize_grads(False)
         return (y, y[-1].clone()) if z is None else (y, y[-1].clone(), z[-1].clone())
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Run the adjoint; what a unit's copies of w and s received is added up over the batch."""
         tensors = dict(zip(ctx.names, ctx.saved_tensors))
@@ -123,4 +124,4 @@ class _Run(torch.autograd.Function):
         }
         _call(ctx.kind, ctx.alpha, True, y.shape, "lem_units_backward", **tensors, **given, **found)
         back = [found["grad_w"].sum(0), found["grad_s"].sum(0) if swings else None]
-        return None, None, None, found["grad_x"], *back, found["grad_y_0"], found.get("grad_z_0")
+        return None, None, None, None, found["grad_x"], *back, found["grad_y_0"], found.get("grad_z_0")
