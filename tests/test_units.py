@@ -75,10 +75,13 @@ def test_every_target_equals_the_loop(target, name, size, dtype, reverse):
     compare(cell, u, reverse=reverse)
 
 
-def test_the_comparison_sees_a_wrong_number():
-    cell, u = build("unicornn", 3, 8), inputs(9, 2, 3)
+@pytest.mark.parametrize(
+    ("name", "number"), [("unicornn", "alpha"), ("cornn", "dt"), ("cornn", "gamma"), ("cornn", "epsilon")]
+)
+def test_the_comparison_sees_a_wrong_number(name, number):
+    cell, u = build(name, 3, 8), inputs(9, 2, 3)
     right = everything(cell, u)
-    cell.alpha *= 1.0 + 1e-6
+    setattr(cell, number, getattr(cell, number) * (1.0 + 1e-6))
     wrong = everything(cell, u)
     with pytest.raises(AssertionError):
         assert_close(right[1][0], wrong[1][0], "float64 gradient")
