@@ -9,7 +9,6 @@ import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 
 import torch
@@ -157,17 +156,18 @@ if LIBRARY is not None and os.environ.get("LEM_TARGET"):
         LIBRARY, MISSING = None, f"the kernel cannot be loaded: {error}"
         warnings.warn(f"LEM runs on the slow loop: {error}", stacklevel=2)
 
-_loop_only = ContextVar("loop_only", default=False)
+_asked_for_loop = 0  # how many bodies of `loop_only` are running; a plain number, because torch.compile reads it
 
 
 @contextmanager
 def loop_only() -> Iterator[None]:
-    """Run all sequences of the body by the loop, which has every derivative and is what the kernels are measured by."""
-    before = _loop_only.set(True)
+    """Run all sequences, of all threads, by the loop while the body runs; the loop has every derivative."""
+    global _asked_for_loop
+    _asked_for_loop += 1
     try:
         yield
     finally:
-        _loop_only.reset(before)
+        _asked_for_loop -= 1
 
 
 _forked = False
@@ -201,7 +201,7 @@ def refusal(*tensors: Tensor | None) -> str | None:
     """Return why the kernel cannot run on these tensors, or None where it can."""
     if LIBRARY is None:
         return MISSING
-    if _loop_only.get():
+    if _asked_for_loop:
         return "the loop was asked for"
     given = [t for t in tensors if t is not None]
     for t in given:
