@@ -11,7 +11,7 @@ from lem.native import affine, coupled, library, units
 from tests.close import assert_close
 
 INDEPENDENT = {"unicornn": {"dt": 0.7, "alpha": 1.3}, "indrnn": {"length": 5}}
-COUPLED = {"cornn": {"dt": 0.2}, "fastrnn": {}, "fastgrnn": {}, "antisymmetric": {}, "exprnn": {}, "dtriv": {}}
+COUPLED = {"cornn": {"dt": 0.2}, "fastrnn": {}, "fastgrnn": {}, "antisymmetric": {}, "exprnn": {}}
 CELL = INDEPENDENT | COUPLED
 # (steps, batch, inputs, hidden): columns around the vector widths, and one of everything
 SIZES = [(1, 1, 1, 1), (3, 3, 3, 7), (140, 2, 1, 8), (9, 7, 5, 33), (5, 66, 2, 16)]
