@@ -72,6 +72,7 @@ def test_every_target_equals_the_loop(target, name, size, dtype, reverse):
         steps = min(steps, 40)  # orthogonal matrices keep every rounding error
     cell, u = build(name, m, d, dtype), inputs(steps, batch, m, dtype)
     assert units.units_refusal(u, cell.weight_u) is None  # or the loop would be compared with itself
+    assert cell.backend_for(u)[0] == "own"
     compare(cell, u, reverse=reverse)
 
 
@@ -125,6 +126,47 @@ def test_a_unit_that_is_not_a_number_stays_alone(target, name):
     assert torch.equal(ours.isnan(), loop.isnan())
     assert ours[2:, 1].isnan().all()
     assert not ours[:, 0].isnan().any()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_state_of_too_few_rows_is_not_read_beyond_its_end(name, rows):
+    cell, u = build(name, 2, 5), inputs(6, 3, 2)
+    few = cell.state_type(*(torch.full((rows, 5), 0.3, dtype=torch.float64) for _ in cell.state_sizes))
+    if rows == 1 and name in INDEPENDENT:  # one state for all rows, as the loop takes it
+        for ours, loop in zip(cell.sequence(u, few)[1], Cell.sequence(cell, u, few)[1]):
+            assert_close(ours, loop, "float64")
+        return
+    for run in (type(cell).sequence, Cell.sequence):
+        with pytest.raises((RuntimeError, ValueError), match=r"size|`state` .* must have shape \(3, 5\)"):
+            run(cell, u, few)
+
+
+def test_a_state_of_another_type_takes_the_loop(name):
+    cell, u = build(name, 2, 5, torch.float32), inputs(6, 3, 2, torch.float32)
+    wide = cell.state_type(*(torch.zeros(3, 5, dtype=torch.float64) for _ in cell.state_sizes))
+    found = []
+    for run in (type(cell).sequence, Cell.sequence):
+        try:
+            found.append(run(cell, u, wide)[0].dtype)
+        except RuntimeError as error:  # torch's own words about two types
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", [*COUPLED, "dtriv", "nnrnn"])
+def test_what_the_documentation_says_runs_on_the_kernel_does(name):
+    cell, u = CELLS[name](2, 4, dtype=torch.float64), inputs(5, 3, 2)
+    assert cell.backend_for(u) == ("own", "the kernel of coupled units")
+    assert_close(cell.sequence(u)[0], Cell.sequence(cell, u)[0], "float64")
+    assert CELLS["antisymmetric-gated"](2, 4, dtype=torch.float64).backend_for(u)[0] == "loop"
+
+
+def test_the_shapes_the_library_cannot_see_are_checked():
+    x, state = torch.zeros(3, 2, 4), (torch.zeros(2, 4),)
+    with pytest.raises(ValueError, match=r"`W` .* must have shape \(4, 4\); got \(4, 5\)"):
+        coupled.coupled_sequence(coupled.MODRELU, x, torch.zeros(4, 5), torch.zeros(1, 4), state)
+    with pytest.raises(ValueError, match=r"`c` .* must have shape \(1, 4\); got \(2, 4\)"):
+        coupled.coupled_sequence(coupled.MODRELU, x, torch.zeros(4, 4), torch.zeros(2, 4), state)
 
 
 def test_an_equation_of_ones_own_is_not_replaced_by_the_kernels(name):

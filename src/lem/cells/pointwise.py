@@ -50,12 +50,12 @@ class PointwiseCell(Cell):
     def _read(self, state: State) -> Tensor:
         return state[self.reads[0]] if len(self.reads) == 1 else torch.cat([state[i] for i in self.reads], -1)
 
-    def _refusal(self, u: Tensor, lengths: Tensor | None) -> str | None:
+    def _refusal(self, u: Tensor, state: State = (), lengths: Tensor | None = None) -> str | None:
         if self.kind is None:
             return f"{type(self).__name__} has no kernel"
         if lengths is not None:
             return "the kernel of coupled units takes rows of one length"
-        return units_refusal(u, next(self.parameters()))
+        return units_refusal(u, next(self.parameters()), *state)
 
     def sequence(
         self,
@@ -66,7 +66,7 @@ class PointwiseCell(Cell):
     ) -> tuple[Float[Tensor, "time batch output"], State]:
         """Run over time, by the kernel where it knows the map and rows are equally long."""
         state = self.init_state(u.shape[1]) if state is None else state
-        if self.kind is None or self._refusal(u, lengths) is not None:
+        if self.kind is None or self._refusal(u, state, lengths) is not None:
             return super().sequence(u, state, lengths, reverse)
         x, (W, *rest) = self.project(u), self.prepare(u.shape[1])
         out, final = coupled_sequence(self.kind, x.flip(0) if reverse else x, W, self.constants(*rest), state)
@@ -76,5 +76,5 @@ class PointwiseCell(Cell):
         """Return what a sequence like `u` would run on, and why."""
         if type(self).sequence is not PointwiseCell.sequence:
             return super().backend_for(u)
-        refusal = self._refusal(u, None)
+        refusal = self._refusal(u)
         return ("own", "the kernel of coupled units") if refusal is None else ("loop", refusal)

@@ -19,8 +19,8 @@ def affine(
 ) -> Float[Tensor, "*shape rows"]:
     """Return what `functional.linear` does, with a quicker gradient of the weight where the inputs are few.
 
-    torch multiplies (rows, steps) by (steps, inputs) for it, which takes ten times as long as the transpose, (inputs,
-    steps) by (steps, rows), with 2 to 8 inputs and as long as all steps of the kernel together.
+    torch multiplies (rows, steps) by (steps, inputs) for it, which takes about ten times as long as the transpose,
+    (inputs, steps) by (steps, rows), with 2 to 8 inputs (docs/log.md).
     """
     if u.shape[-1] >= FEW or not torch.is_grad_enabled() or units_refusal(u, weight, bias) is not None:
         return functional.linear(u, weight, bias)

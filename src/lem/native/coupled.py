@@ -21,6 +21,8 @@ OSCILLATOR, RESIDUAL, GATED, MODRELU = range(4)
 _KEPT = {OSCILLATOR: 1, RESIDUAL: 1, GATED: 2, MODRELU: 0}
 """How many values of every unit and step the adjoint needs beside the states."""
 
+_CONSTANTS = {OSCILLATOR: 3, RESIDUAL: 2, GATED: 4, MODRELU: 1}
+
 
 class Coupled(ctypes.Structure):
     """The struct `lem_coupled` of native/lem.h, field by field."""
@@ -44,6 +46,15 @@ def coupled_sequence(
     state: tuple[Tensor, ...],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run `kind` over x = V u + b and the matrix W of `a = x + read(state) W`; return all y, and the last state."""
+    batch, d = x.shape[1:]
+    shapes = [
+        ("W", W, (len(state) * d, d)),
+        ("c", c, (_CONSTANTS[kind], d)),
+        *(("state", s, (batch, d)) for s in state),
+    ]
+    for name, given, shape in shapes:
+        if tuple(given.shape) != shape:  # the library could not know: it would read what lies behind
+            raise ValueError(f"`{name}` of coupled_sequence must have shape {shape}; got {tuple(given.shape)}.")
     tensors = (x, W, c, *state)
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     y, *final = _Run.apply(edge(*tensors), kind, keep, x, W, c, state[0], state[1] if kind == OSCILLATOR else None)

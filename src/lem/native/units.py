@@ -46,6 +46,7 @@ def oscillate(
     alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run UnICORNN's step over x = V u + b; return y at all steps, and the last y and z."""
+    y_0, z_0 = (state.expand(x.shape[1:]) for state in (y_0, z_0))  # one state for all rows, as the loop takes it
     y, y_n, z_n = _Run.apply(edge(x, w, s, y_0, z_0), OSCILLATOR, alpha, _kept(x, w, s, y_0, z_0), x, w, s, y_0, z_0)
     return y, y_n, z_n
 
@@ -54,6 +55,7 @@ def rectify(
     x: Float[Tensor, "time batch hidden"], w: Float[Tensor, "hidden"], h_0: Float[Tensor, "batch hidden"]
 ) -> tuple[Tensor, Tensor]:
     """Run IndRNN's step over x = V u + b; return h at all steps, and the last."""
+    h_0 = h_0.expand(x.shape[1:])
     h, h_n = _Run.apply(edge(x, w, h_0), RELU, 0.0, _kept(x, w, h_0), x, w, None, h_0, None)
     return h, h_n
 
