@@ -288,22 +288,22 @@ bool valid(const lem_coupled* p) {
     const int64_t most = int64_t(1) << 40;
     if (p->steps < 1 || p->batch < 1 || p->hidden < 1 || p->hidden > (1 << 24)) return false;
     if (p->batch > most / p->hidden || p->steps > most / (p->batch * p->hidden)) return false;
-    return p->threads >= 1 && p->threads <= 4096 && p->kind >= LEM_COUPLED_OSCILLATOR && p->kind <= LEM_COUPLED_MODRELU;
+    return p->threads >= 1 && p->threads <= 4096 && p->kind >= LEM_COUPLED_OSCILLATOR && p->kind <= LEM_COUPLED_LSTM;
 }
 
 int64_t coupled_threads(const lem_coupled& p) {
-    const double work = 2.0 * double(p.hidden) * double(p.hidden) * double(p.batch) * double(p.steps);
+    const double work = 2.0 * double(lem_coupled_maps(p.kind) * p.hidden) * double(p.hidden) * double(p.batch) * double(p.steps);
     return std::min({p.threads, p.batch, int64_t(1) + int64_t(std::min(work / 1e6, 4096.0))});
 }
 
 int64_t run_coupled(const lem_coupled* given, bool backward) {
     if (!valid(given) || !given->c || !given->y_0 || !given->y) return LEM_BAD_PROBLEM;
     lem_coupled p = *given;
-    const bool swings = p.kind == LEM_COUPLED_OSCILLATOR;
-    if (swings && (!p.z_0 || !p.z || p.grad_c)) return LEM_BAD_PROBLEM;
-    if (p.keep && !p.kept && p.kind != LEM_COUPLED_MODRELU) return LEM_BAD_PROBLEM;
+    const bool two = lem_coupled_states(p.kind) == 2;
+    if (two && (!p.z_0 || !p.z || p.grad_c)) return LEM_BAD_PROBLEM;
+    if (p.keep && !p.kept && lem_coupled_kept(p.kind)) return LEM_BAD_PROBLEM;
     if (!backward && (!p.x || !p.weight)) return LEM_BAD_PROBLEM;
-    if (backward && (!p.keep || !p.weight_back || !p.grad_x || !p.grad_y_0 || (swings && !p.grad_z_0))) return LEM_BAD_PROBLEM;
+    if (backward && (!p.keep || !p.weight_back || !p.grad_x || !p.grad_y_0 || (two && !p.grad_z_0))) return LEM_BAD_PROBLEM;
     p.threads = coupled_threads(p);
     const int64_t needed = p.threads * target().coupled_bytes(p, backward);
     if (p.work_bytes < needed || (needed && !p.work)) return LEM_SMALL_BUFFER;

@@ -113,28 +113,34 @@ enum lem_coupled_kind {
     LEM_COUPLED_RESIDUAL = 1,    // FastRNN, antisymmetric: y = c_1 y + c_0 tanh(a)
     LEM_COUPLED_GATED = 2,       // FastGRNN: g = sigmoid(a + c_2);  y = (c_0 (1 - g) + c_1) tanh(a + c_3) + g y
     LEM_COUPLED_MODRELU = 3,     // expRNN, DTRIV, nnRNN: y = sign(a) max(|a| + c_0, 0)
-};
-inline int64_t lem_coupled_constants(int64_t kind) { return kind == 0 ? 3 : kind == 1 ? 2 : kind == 2 ? 4 : 1; }
+    LEM_COUPLED_LSTM = 4,        // a has four parts, i, f and o their sigmoids, g a tanh; W sees y alone:
+};                               //           z = c_0 f z + c_1 i g, then y = o tanh(z)
+inline int64_t lem_coupled_constants(int64_t kind) { return kind == 0 ? 3 : kind == 2 ? 4 : kind == 3 ? 1 : 2; }
+inline int64_t lem_coupled_maps(int64_t kind) { return kind == LEM_COUPLED_LSTM ? 4 : 1; }   // parts of a
+inline int64_t lem_coupled_reads(int64_t kind) { return kind == LEM_COUPLED_OSCILLATOR ? 2 : 1; }  // states W sees
+inline int64_t lem_coupled_states(int64_t kind) { return kind == LEM_COUPLED_OSCILLATOR || kind == LEM_COUPLED_LSTM ? 2 : 1; }
+// Values of a unit and step that the adjoint needs beside the states: the tanh; tanh and gate; i, f, g, o.
+inline int64_t lem_coupled_kept(int64_t kind) { return kind == 2 ? 2 : kind == 3 ? 0 : kind == 4 ? 4 : 1; }
 struct lem_coupled {
     int64_t struct_bytes, item_bytes;
     int64_t kind, steps, batch, hidden, threads;
     int64_t keep;             // whether a backward call will come
-    const void* x;            // T, B, d
-    const void* weight;       // d, d; 2d, d for the oscillator, that of y first: W transposed
-    const void* weight_back;  // for backward: d, d; 2, d, d for the oscillator: W as it stands
+    const void* x;            // T, B, maps d
+    const void* weight;       // reads d, maps d: W transposed, what y is multiplied with first
+    const void* weight_back;  // for backward: reads, maps d, d: W as it stands
     const void* c;            // as many as the kind has, d
-    const void* y_0;          // B, d, as z_0 (the oscillator's)
+    const void* y_0;          // B, d, as z_0 where there are two states
     const void* z_0;
     void* y;                  // T, B, d
     void* z;                  // T, B, d where kept; B, d where not: the last one
-    void* kept;               // T, B, d where kept: the tanh; 2, T, B, d for the gated: the tanh and the gate; modrelu: none
+    void* kept;               // kept, T, B, d
     void* work;               // 64-byte aligned
     int64_t work_bytes;
     const void* grad_y;       // T, B, d or null
     const void* grad_y_n;     // B, d or null, as grad_z_n
     const void* grad_z_n;
-    void* grad_x;             // T, B, d: the gradient of a as well
-    void* grad_c;             // constants, B, d, to be added up over B; null: not computed; the oscillator has none
+    void* grad_x;             // T, B, maps d: the gradient of a as well
+    void* grad_c;             // constants, B, d, to be added up over B; null: not computed; none where there are two states
     void* grad_y_0;           // B, d, as grad_z_0; all are written, not added to
     void* grad_z_0;
 };

@@ -225,7 +225,7 @@ void units(const lem_units& p, bool backward) {
 template <class T> struct coupled_row {
     const lem_coupled& p;
     const ptrdiff_t row, d = p.hidden, size = p.steps * p.batch * p.hidden;
-    const bool swings = p.kind == LEM_COUPLED_OSCILLATOR;
+    const bool swings = p.kind == LEM_COUPLED_OSCILLATOR, lstm = p.kind == LEM_COUPLED_LSTM;
 
     static T in(const void* x, ptrdiff_t i) { return x ? static_cast<const T*>(x)[i] : T(0); }
     static T& out(void* x, ptrdiff_t i) { return static_cast<T*>(x)[i]; }
@@ -235,6 +235,10 @@ template <class T> struct coupled_row {
 
     void forward() const {
         for (ptrdiff_t t = 0; t < p.steps; ++t) {
+            if (lstm) {
+                for (ptrdiff_t i = 0; i < d; ++i) lstm_step(t, i);
+                continue;
+            }
             // All of the old state is read before any of the new one is written; y holds the sums meanwhile.
             for (ptrdiff_t i = 0; i < d; ++i) {
                 T a = in(p.x, at(t, i));
@@ -271,17 +275,52 @@ template <class T> struct coupled_row {
         out(p.y, at(t, i)) = next;
     }
 
+    T sum(ptrdiff_t t, ptrdiff_t map, ptrdiff_t i) const {
+        T a = in(p.x, 4 * at(t, 0) + map * d + i);
+        for (ptrdiff_t k = 0; k < d; ++k) a += in(p.weight, (4 * k + map) * d + i) * y(t - 1, k);
+        return a;
+    }
+    void lstm_step(ptrdiff_t t, ptrdiff_t i) const {
+        const T gate[4] = {sigmoid(sum(t, 0, i)), sigmoid(sum(t, 1, i)), std::tanh(sum(t, 2, i)), sigmoid(sum(t, 3, i))};
+        const T next = c(0, i) * gate[1] * z(t - 1, i) + c(1, i) * gate[0] * gate[2];
+        out(p.z, p.keep ? at(t, i) : row * d + i) = next;
+        out(p.y, at(t, i)) = gate[3] * std::tanh(next);
+        for (ptrdiff_t map = 0; p.keep && map < 4; ++map) out(p.kept, map * size + at(t, i)) = gate[map];
+    }
+    void lstm_back(ptrdiff_t t) const {
+        for (ptrdiff_t n = 0; n < d; ++n) {
+            T &gy = out(p.grad_y_0, row * d + n), &gz = out(p.grad_z_0, row * d + n);
+            T* const da = &out(p.grad_x, 4 * at(t, 0) + n);
+            const T i = in(p.kept, at(t, n)), f = in(p.kept, size + at(t, n)), g = in(p.kept, 2 * size + at(t, n));
+            const T o = in(p.kept, 3 * size + at(t, n)), shown = std::tanh(z(t, n)), to_y = gy + in(p.grad_y, at(t, n));
+            gz += to_y * o * (T(1) - shown * shown);
+            da[0] = c(1, n) * gz * g * i * (T(1) - i);
+            da[d] = c(0, n) * gz * z(t - 1, n) * f * (T(1) - f);
+            da[2 * d] = c(1, n) * gz * i * (T(1) - g * g);
+            da[3 * d] = to_y * shown * o * (T(1) - o);
+            gz *= c(0, n) * f;
+            gy = T(0);
+        }
+        for (ptrdiff_t k = 0; k < d; ++k)
+            for (ptrdiff_t n = 0; n < 4 * d; ++n)
+                out(p.grad_y_0, row * d + k) += in(p.weight_back, n * d + k) * in(p.grad_x, 4 * at(t, 0) + n);
+    }
+
     void backward() const {
         const auto constant = [&](ptrdiff_t which, ptrdiff_t i, T value) {
             if (p.grad_c) out(p.grad_c, (which * p.batch + row) * d + i) += value;
         };
         for (ptrdiff_t i = 0; i < d; ++i) {
             out(p.grad_y_0, row * d + i) = in(p.grad_y_n, row * d + i);
-            if (swings) out(p.grad_z_0, row * d + i) = in(p.grad_z_n, row * d + i);
+            if (swings || lstm) out(p.grad_z_0, row * d + i) = in(p.grad_z_n, row * d + i);
             for (ptrdiff_t which = 0; p.grad_c && which < lem_coupled_constants(p.kind); ++which)
                 out(p.grad_c, (which * p.batch + row) * d + i) = T(0);
         }
         for (ptrdiff_t t = p.steps - 1; t >= 0; --t) {
+            if (lstm) {
+                lstm_back(t);
+                continue;
+            }
             for (ptrdiff_t i = 0; i < d; ++i) {
                 T &gy = out(p.grad_y_0, row * d + i), &da = out(p.grad_x, at(t, i));
                 const T g = gy + in(p.grad_y, at(t, i)), before = y(t - 1, i);

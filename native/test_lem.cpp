@@ -278,23 +278,23 @@ template <class T> results<T> run_coupled(int64_t kind, const variant& v, int64_
         return x;
     };
     const int64_t d = v.hidden, item = v.batch * d, all = v.steps * item, constants = lem_coupled_constants(kind);
-    const int64_t fields = kind == LEM_COUPLED_OSCILLATOR ? 2 : 1;
-    const std::vector<T> x = draw(all), weight = draw(fields * d * d, 1.0 / double(d)), y_0 = draw(item), z_0 = draw(item);
+    const int64_t reads = lem_coupled_reads(kind), k_d = lem_coupled_maps(kind) * d, kept = std::max<int64_t>(1, lem_coupled_kept(kind));
+    const std::vector<T> x = draw(all / d * k_d), weight = draw(reads * d * k_d, 1.0 / double(d)), y_0 = draw(item), z_0 = draw(item);
     const std::vector<T> c = draw(constants * d, 0.5), grad_y = draw(all), grad_y_n = draw(item), grad_z_n = draw(item);
-    std::vector<T> back(fields * d * d);
-    for (int64_t f = 0; f < fields; ++f)
+    std::vector<T> back(reads * k_d * d);
+    for (int64_t f = 0; f < reads; ++f)
         for (int64_t k = 0; k < d; ++k)
-            for (int64_t i = 0; i < d; ++i) back[(f * d + i) * d + k] = weight[(f * d + k) * d + i];
+            for (int64_t i = 0; i < k_d; ++i) back[(f * k_d + i) * d + k] = weight[(f * d + k) * k_d + i];
     results<T> found;
     std::vector<std::vector<T>>& out = found.parts;
-    for (const int64_t size : {all, all, 2 * all, all, constants * item, item, item}) out.emplace_back(size);
+    for (const int64_t size : {all, all, kept * all, all / d * k_d, constants * item, item, item}) out.emplace_back(size);
     lem_coupled p{};
     p.struct_bytes = sizeof p, p.item_bytes = sizeof(T), p.kind = kind;
     p.steps = v.steps, p.batch = v.batch, p.hidden = d, p.threads = threads, p.keep = 1;
     p.x = x.data(), p.weight = weight.data(), p.weight_back = back.data(), p.c = c.data(), p.y_0 = y_0.data();
     p.y = out[0].data(), p.kept = out[2].data(), p.grad_x = out[3].data(), p.grad_y_0 = out[5].data();
     p.grad_y = grad_y.data(), p.grad_y_n = grad_y_n.data();
-    if (fields == 2) {
+    if (lem_coupled_states(kind) == 2) {
         p.z_0 = z_0.data(), p.z = out[1].data(), p.grad_z_n = grad_z_n.data(), p.grad_z_0 = out[6].data();
     } else {
         p.grad_c = out[4].data();
@@ -357,7 +357,7 @@ int main(int argc, char** argv) {
             units_against_oracle<double>(kind, 40, count, 1e-11);
             units_against_oracle<float>(kind, 40, count, 2e-4);
         }
-    for (int64_t kind = LEM_COUPLED_OSCILLATOR; kind <= LEM_COUPLED_MODRELU; ++kind)
+    for (int64_t kind = LEM_COUPLED_OSCILLATOR; kind <= LEM_COUPLED_LSTM; ++kind)
         for (const variant& v : {variant{1, 1, 1, 1}, variant{9, 3, 1, 7}, variant{12, 7, 1, 33}, variant{5, 70, 1, 16}, variant{4, 130, 1, 20}}) {
             coupled_against_oracle<double>(kind, v, 1e-11);
             coupled_against_oracle<float>(kind, v, 2e-4);

@@ -123,7 +123,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
         export(predictor(), "tflite", tmp_path)
     with pytest.raises(ValueError, match="`portable` of export must be True but for torch"):
         export(predictor(), "onnx", tmp_path, portable=False)
-    with pytest.raises(ValueError, match="must be portable here, since LEM's kernel cannot serve: LSTMCell"):
+    with pytest.raises(ValueError, match="must be portable here, since LEM's kernel cannot serve LSTMCell: "):
         export(predictor(cell="lstm"), "torch", tmp_path, portable=False)
     with pytest.raises(ValueError, match=r"must be portable here, .*: backend='loop' was asked for"):
         export(predictor(backend="loop"), "torch", tmp_path, portable=False)

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from lem.cells.base import Cell, Hidden, State
 from lem.cells.torch_kernels import run_kernel
+from lem.native.library import loop_asked
 from lem.shapes import Float, Int
 
 
@@ -83,5 +84,7 @@ class GRUCell(Cell):
         reverse: bool = False,
     ) -> tuple[Float[Tensor, "time batch output"], State]:
         """Run over time on torch's kernel."""
+        if loop_asked() or type(self).step is not GRUCell.step:
+            return super().sequence(u, state, lengths, reverse)
         weights = [self.weight_u, self.weight_h, self.bias, self.bias_h]
-        return run_kernel(torch.gru, self, weights, u, state, lengths, reverse)
+        return run_kernel(torch.gru, weights, self, u, state, lengths, reverse)

@@ -1,16 +1,20 @@
 """LSTM, its chrono initialisation and the paper's two dt-LSTMs."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lem.cells.base import State, within
 from lem.cells.pointwise import PointwiseCell
-from lem.cells.torch_kernels import run_kernel
-from lem.shapes import Float, Int
+from lem.native import coupled
+from lem.native.affine import affine
+from lem.shapes import Float
+
+LARGE = 768
+"""With more units torch's kernel is the faster one (docs/kernel.md)."""
 
 
 class LSTMState(NamedTuple):
@@ -29,7 +33,8 @@ class LSTMCell(PointwiseCell):
         h       = o * tanh(c)
 
     Parameters, with rows in torch's order i, f, g, o: weight_u (4d, m), weight_h (4d, d), bias (4d,), and with
-    `two_biases` also bias_h (4d,). A sequence runs on torch's own kernel unless a gate is scaled.
+    `two_biases` also bias_h (4d,). Where our kernel cannot run a sequence, torch's does, or the loop if a gate is
+    scaled.
 
     Differs from the paper: none. (nn.LSTM has two biases where the equation has one; see `two_biases`.)
 
@@ -47,6 +52,7 @@ class LSTMCell(PointwiseCell):
     """
 
     state_type = LSTMState
+    kind = coupled.LSTM
 
     def __init__(
         self,
@@ -95,7 +101,7 @@ class LSTMCell(PointwiseCell):
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u + b of all four gates."""
         bias = self.bias if self.bias_h is None or self.bias is None else self.bias + self.bias_h
-        return functional.linear(u, self.weight_u, bias)
+        return affine(u, self.weight_u, bias)
 
     def prepare(self, batch: int) -> tuple[Tensor, ...]:
         """Transpose W."""
@@ -109,18 +115,21 @@ class LSTMCell(PointwiseCell):
         c = keep * c + write * torch.tanh(g)
         return LSTMState(torch.sigmoid(o) * torch.tanh(c), c)
 
-    def sequence(
-        self,
-        u: Float[Tensor, "time batch input"],
-        state: State | None = None,
-        lengths: Int[Tensor, "batch"] | None = None,
-        reverse: bool = False,
-    ) -> tuple[Float[Tensor, "time batch output"], State]:
-        """Run over time on torch's kernel, which knows no scaled gates: those run by the loop."""
+    def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
+        """Return the factors of the two gates for every unit."""
+        scales = self.weight_h.new_tensor([self.forget_scale, self.input_scale])
+        return scales[:, None].expand(2, self.hidden_size)
+
+    def _refusal(self, u: Tensor, state: State = (), lengths: Tensor | None = None) -> str | None:
+        if self.hidden_size > LARGE and self._torchs() is not None:
+            return f"torch's kernel is faster with more than {LARGE} units"
+        return super()._refusal(u, state, lengths)
+
+    def torch_kernel(self) -> tuple[Callable[..., Any], list[Tensor | None]] | None:
+        """Return nn.LSTM's, which knows no scaled gates."""
         if self.forget_scale != 1.0 or self.input_scale != 1.0:
-            return super().sequence(u, state, lengths, reverse)
-        weights = [self.weight_u, self.weight_h, self.bias, self.bias_h]
-        return run_kernel(torch.lstm, self, weights, u, state, lengths, reverse)
+            return None
+        return torch.lstm, [self.weight_u, self.weight_h, self.bias, self.bias_h]
 
 
 def dt_lstm_v1(

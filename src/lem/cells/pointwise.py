@@ -1,12 +1,15 @@
 """Cells whose step is one product with the state and an elementwise map: most of the zoo."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lem.cells.base import Cell, State
+from lem.cells.torch_kernels import run_kernel
 from lem.native.coupled import coupled_sequence
+from lem.native.library import loop_asked
 from lem.native.units import units_refusal
 from lem.shapes import Float, Int
 
@@ -15,7 +18,8 @@ class PointwiseCell(Cell):
     """A cell with `step(x, state, W, ...) = pointwise(x + read(state) W, state, ...)`.
 
     A subclass returns W, (width of what it reads, k d), as the first of `prepare`, and writes `pointwise`. Where the
-    kernel knows that map, it says so by `kind` and `constants`: sequences of equally long rows then run on it.
+    kernel knows that map, it says so by `kind` and `constants`: sequences of equally long rows then run on it. Where
+    torch has a kernel too, `torch_kernel` names it.
     """
 
     reads: tuple[int, ...] = (0,)
@@ -42,6 +46,10 @@ class PointwiseCell(Cell):
         """Return the kernel's constants of every unit from what `pointwise` takes."""
         raise NotImplementedError
 
+    def torch_kernel(self) -> tuple[Callable[..., Any], list[Tensor | None]] | None:
+        """Return torch's own kernel and its weights, for what ours cannot run; None where it has none."""
+        return None
+
     def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Any) -> State:
         """Advance the state by one time step."""
         W, *rest = prepared
@@ -57,6 +65,9 @@ class PointwiseCell(Cell):
             return "the kernel of coupled units takes rows of one length"
         return units_refusal(u, next(self.parameters()), *state)
 
+    def _torchs(self) -> tuple[Callable[..., Any], list[Tensor | None]] | None:
+        return None if self.kind is None or loop_asked() else self.torch_kernel()
+
     def sequence(
         self,
         u: Float[Tensor, "time batch input"],
@@ -64,10 +75,13 @@ class PointwiseCell(Cell):
         lengths: Int[Tensor, "batch"] | None = None,
         reverse: bool = False,
     ) -> tuple[Float[Tensor, "time batch output"], State]:
-        """Run over time, by the kernel where it knows the map and rows are equally long."""
+        """Run over time: by our kernel, by torch's or by the loop, the first of them that can."""
         state = self.init_state(u.shape[1]) if state is None else state
-        if self.kind is None or self._refusal(u, state, lengths) is not None:
-            return super().sequence(u, state, lengths, reverse)
+        if self._refusal(u, state, lengths) is not None:
+            if (torchs := self._torchs()) is None:
+                return super().sequence(u, state, lengths, reverse)
+            return run_kernel(*torchs, self, u, state, lengths, reverse)
+        assert self.kind is not None
         x, (W, *rest) = self.project(u), self.prepare(u.shape[1])
         out, final = coupled_sequence(self.kind, x.flip(0) if reverse else x, W, self.constants(*rest), state)
         return out.flip(0) if reverse else out, self.state_type(*final)
@@ -76,5 +90,6 @@ class PointwiseCell(Cell):
         """Return what a sequence like `u` would run on, and why."""
         if type(self).sequence is not PointwiseCell.sequence:
             return super().backend_for(u)
-        refusal = self._refusal(u)
-        return ("own", "the kernel of coupled units") if refusal is None else ("loop", refusal)
+        if (refusal := self._refusal(u)) is None:
+            return "own", "the kernel of coupled units"
+        return "loop" if self._torchs() is None else "torch", refusal

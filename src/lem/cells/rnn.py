@@ -1,23 +1,26 @@
 """The plain recurrent network with tanh."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from lem.cells.base import Cell, Hidden, State
-from lem.cells.torch_kernels import run_kernel
-from lem.shapes import Float, Int
+from lem.cells.base import Hidden, State
+from lem.cells.pointwise import PointwiseCell
+from lem.native import coupled
+from lem.native.affine import affine
+from lem.shapes import Float
 
 
-class RNNCell(Cell):
+class RNNCell(PointwiseCell):
     """The tanh-RNN, one step: Elman (1990).
 
         h = tanh(W h + V u + b)
 
-    Parameters: weight_u (d, m), weight_h (d, d), bias (d,), and with `two_biases` also bias_h (d,). A sequence runs
-    on torch's own kernel.
+    Parameters: weight_u (d, m), weight_h (d, d), bias (d,), and with `two_biases` also bias_h (d,). Where our
+    kernel cannot run a sequence, torch's does.
 
     Differs from the paper: none.
 
@@ -29,6 +32,8 @@ class RNNCell(Cell):
         device: where the parameters live.
         dtype: the type of the parameters.
     """
+
+    kind = coupled.RESIDUAL
 
     def __init__(
         self,
@@ -62,20 +67,21 @@ class RNNCell(Cell):
 
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u + b."""
-        return functional.linear(u, self.weight_u, self.bias)
+        bias = self.bias if self.bias_h is None or self.bias is None else self.bias + self.bias_h
+        return affine(u, self.weight_u, bias)
 
-    def step(self, x: Float[Tensor, "batch k"], state: State, *prepared: Tensor) -> State:
+    def prepare(self, batch: int) -> tuple[Tensor, ...]:
+        """Transpose W."""
+        return (self.weight_h.T,)
+
+    def pointwise(self, a: Float[Tensor, "batch k"], state: State, *rest: Tensor) -> State:
         """Advance h."""
-        (h,) = state
-        return Hidden(torch.tanh(x + functional.linear(h, self.weight_h, self.bias_h)))
+        return Hidden(torch.tanh(a))
 
-    def sequence(
-        self,
-        u: Float[Tensor, "time batch input"],
-        state: State | None = None,
-        lengths: Int[Tensor, "batch"] | None = None,
-        reverse: bool = False,
-    ) -> tuple[Float[Tensor, "time batch output"], State]:
-        """Run over time on torch's kernel."""
-        weights = [self.weight_u, self.weight_h, self.bias, self.bias_h]
-        return run_kernel(torch.rnn_tanh, self, weights, u, state, lengths, reverse)
+    def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
+        """Return what the kernel multiplies tanh(a) and the old h with: 1 and 0."""
+        return self.weight_h.new_tensor([1.0, 0.0])[:, None].expand(2, self.hidden_size)
+
+    def torch_kernel(self) -> tuple[Callable[..., Any], list[Tensor | None]] | None:
+        """Return nn.RNN's."""
+        return torch.rnn_tanh, [self.weight_u, self.weight_h, self.bias, self.bias_h]

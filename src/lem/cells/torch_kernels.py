@@ -15,8 +15,8 @@ from lem.cells.base import Cell, State
 
 def run_kernel(
     kernel: Callable[..., Any],
-    cell: Cell,
     weights: Sequence[Tensor | None],
+    cell: Cell,
     u: Tensor,
     state: State | None,
     lengths: Tensor | None,

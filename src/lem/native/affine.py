@@ -10,34 +10,35 @@ from lem.native.pages import empty
 from lem.native.units import units_refusal
 from lem.shapes import Float
 
-FEW = 16
-"""From this many inputs on torch's own gradient is as fast."""
-
 
 def affine(
     u: Float[Tensor, "*shape input"], weight: Float[Tensor, "rows input"], bias: Float[Tensor, "rows"] | None = None
 ) -> Float[Tensor, "*shape rows"]:
-    """Return what `functional.linear` does, with a quicker gradient of the weight where the inputs are few.
+    """Return what `functional.linear` does, in memory that is kept, with a quicker gradient of a narrow weight.
 
     torch multiplies (rows, steps) by (steps, inputs) for it, which takes about ten times as long as the transpose,
     (inputs, steps) by (steps, rows), with 2 to 8 inputs (docs/log.md).
     """
-    if u.shape[-1] >= FEW or not torch.is_grad_enabled() or units_refusal(u, weight, bias) is not None:
+    if units_refusal(u, weight, bias) is not None:
         return functional.linear(u, weight, bias)
-    return _Affine.apply(u, weight, bias)
+    return _Affine.apply(u, weight, bias) if torch.is_grad_enabled() else _product(u, weight, bias)
+
+
+def _product(u: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = u.reshape(-1, u.shape[-1])
+    out = empty((len(rows), len(weight)), u.dtype)
+    if bias is None:
+        torch.mm(rows, weight.T, out=out)
+    else:
+        torch.addmm(bias, rows, weight.T, out=out)
+    return out.view(*u.shape[:-1], -1)
 
 
 class _Affine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(u, weight)
-        rows = u.reshape(-1, u.shape[-1])
-        out = empty((len(rows), len(weight)), u.dtype)
-        if bias is None:
-            torch.mm(rows, weight.T, out=out)
-        else:
-            torch.addmm(bias, rows, weight.T, out=out)
-        return out.view(*u.shape[:-1], -1)
+        return _product(u, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,11 +1,11 @@
-"""Units that see each other through one product a step (coRNN, FastRNN, FastGRNN, expRNN): whole sequences in one call.
+"""Units that see each other through one product a step (LSTM, coRNN, FastGRNN, expRNN): whole sequences in one call.
 
 The kernel runs the steps and their adjoint. The products that need no state, with the input and for the gradient of
 the recurrent matrix, are torch's: one each for the whole sequence. There is a first derivative only.
 """
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,13 +15,27 @@ from lem.native.once import edge, first_only
 from lem.native.pages import empty
 from lem.shapes import Float
 
-OSCILLATOR, RESIDUAL, GATED, MODRELU = range(4)
+OSCILLATOR, RESIDUAL, GATED, MODRELU, LSTM = range(5)
 """The kinds, numbered as in native/lem.h, where their equations are."""
 
-_KEPT = {OSCILLATOR: 1, RESIDUAL: 1, GATED: 2, MODRELU: 0}
-"""How many values of every unit and step the adjoint needs beside the states."""
 
-_CONSTANTS = {OSCILLATOR: 3, RESIDUAL: 2, GATED: 4, MODRELU: 1}
+class _Traits(NamedTuple):
+    """How many of everything a unit has."""
+
+    constants: int
+    kept: int  # values of every step that the adjoint needs beside the states
+    states: int = 1
+    reads: int = 1  # states that W sees
+    maps: int = 1  # parts of a
+
+
+_TRAITS = {
+    OSCILLATOR: _Traits(constants=3, kept=1, states=2, reads=2),
+    RESIDUAL: _Traits(constants=2, kept=1),
+    GATED: _Traits(constants=4, kept=2),
+    MODRELU: _Traits(constants=1, kept=0),
+    LSTM: _Traits(constants=2, kept=4, states=2, maps=4),
+}
 
 
 class Coupled(ctypes.Structure):
@@ -40,16 +54,17 @@ class Coupled(ctypes.Structure):
 
 def coupled_sequence(
     kind: int,
-    x: Float[Tensor, "time batch hidden"],
-    W: Float[Tensor, "read hidden"],
+    x: Float[Tensor, "time batch k"],
+    W: Float[Tensor, "read k"],
     c: Float[Tensor, "constants hidden"],
     state: tuple[Tensor, ...],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run `kind` over x = V u + b and the matrix W of `a = x + read(state) W`; return all y, and the last state."""
-    batch, d = x.shape[1:]
+    traits, batch, d = _TRAITS[kind], x.shape[1], x.shape[2] // _TRAITS[kind].maps
     shapes = [
-        ("W", W, (len(state) * d, d)),
-        ("c", c, (_CONSTANTS[kind], d)),
+        ("x", x, (len(x), batch, traits.maps * d)),
+        ("W", W, (traits.reads * d, traits.maps * d)),
+        ("c", c, (traits.constants, d)),
         *(("state", s, (batch, d)) for s in state),
     ]
     for name, given, shape in shapes:
@@ -57,11 +72,12 @@ def coupled_sequence(
             raise ValueError(f"`{name}` of coupled_sequence must have shape {shape}; got {tuple(given.shape)}.")
     tensors = (x, W, c, *state)
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    y, *final = _Run.apply(edge(*tensors), kind, keep, x, W, c, state[0], state[1] if kind == OSCILLATOR else None)
+    way = edge(*tensors) if keep else None
+    y, *final = _Run.apply(way, kind, keep, x, W, c, state[0], state[1] if traits.states == 2 else None)
     return y, tuple(final)
 
 
-def _call(kind: int, keep: bool, shape: torch.Size, backward: bool, **tensors: Tensor | None) -> None:
+def _call(kind: int, keep: bool, shape: tuple[int, ...], backward: bool, **tensors: Tensor | None) -> None:
     """Call the library with all tensors by the names of the struct."""
     dtype = next(t.dtype for t in tensors.values() if t is not None)
     p = Coupled(ctypes.sizeof(Coupled), native.ITEM[dtype], kind, *shape, native.threads(), keep)
@@ -81,19 +97,27 @@ def _call(kind: int, keep: bool, shape: torch.Size, backward: bool, **tensors: T
 class _Run(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, edge: Tensor, kind: int, keep: bool, x: Tensor, W: Tensor, c: Tensor, y_0: Tensor, z_0: Tensor | None
+        ctx: Any,
+        edge: Tensor | None,
+        kind: int,
+        keep: bool,
+        x: Tensor,
+        W: Tensor,
+        c: Tensor,
+        y_0: Tensor,
+        z_0: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        shape = tuple(x.shape)
+        shape = (*x.shape[:2], y_0.shape[1])
         y, z, kept = empty(shape, x.dtype), None, None
         if z_0 is not None:
             z, z_0 = empty((shape[0] if keep else 1, *shape[1:]), x.dtype), z_0.contiguous()
-        if keep and _KEPT[kind]:
-            kept = empty((_KEPT[kind], *shape), x.dtype)
+        if keep and _TRAITS[kind].kept:
+            kept = empty((_TRAITS[kind].kept, *shape), x.dtype)
         same = {"c": c.contiguous(), "y_0": y_0.contiguous(), "z_0": z_0, "y": y, "z": z, "kept": kept}
-        _call(kind, keep, x.shape, False, x=x.contiguous(), weight=W.contiguous(), **same)
+        _call(kind, keep, shape, False, x=x.contiguous(), weight=W.contiguous(), **same)
         if keep:
             ctx.save_for_backward(W, *same.values())
-            ctx.kind, ctx.names, ctx.edge = kind, tuple(same), edge
+            ctx.kind, ctx.names, ctx.edge, ctx.wide = kind, tuple(same), edge, tuple(x.shape)
             ctx.set_materialize_grads(False)
         return (y, y[-1].clone()) if z is None else (y, y[-1].clone(), z[-1].clone())
 
@@ -105,7 +129,7 @@ class _Run(torch.autograd.Function):
         tensors = dict(zip(ctx.names, same))
         y, z = tensors["y"], tensors["z"]
         _, batch, d = y.shape
-        found = {"grad_x": empty(tuple(y.shape), y.dtype), "grad_y_0": torch.empty_like(tensors["y_0"])}
+        found = {"grad_x": empty(ctx.wide, y.dtype), "grad_y_0": torch.empty_like(tensors["y_0"])}
         if z is not None:
             found["grad_z_0"] = torch.empty_like(tensors["z_0"])
         elif ctx.needs_input_grad[5]:
@@ -113,12 +137,13 @@ class _Run(torch.autograd.Function):
         given = {
             name: None if g is None else g.contiguous() for name, g in zip(("grad_y", "grad_y_n", "grad_z_n"), grads)
         }
-        back = W.reshape(-1, d, d).transpose(1, 2).contiguous()
-        _call(ctx.kind, True, y.shape, True, weight_back=back, **tensors, **given, **found)
+        reads = _TRAITS[ctx.kind].reads
+        back = W.reshape(reads, d, -1).transpose(1, 2).contiguous()
+        _call(ctx.kind, True, tuple(y.shape), True, weight_back=back, **tensors, **given, **found)
         grad_W = None
         if ctx.needs_input_grad[4]:
-            fields = [(tensors["y_0"], y)] if z is None else [(tensors["y_0"], y), (tensors["z_0"], z)]
-            grad_W = torch.cat([_outer(first, rest, found["grad_x"]) for first, rest in fields])
+            seen = [(tensors["y_0"], y), (tensors["z_0"], z)][:reads]
+            grad_W = torch.cat([_outer(first, rest, found["grad_x"]) for first, rest in seen])
         grad_c = found["grad_c"].sum(1) if "grad_c" in found else None
         return None, None, None, found["grad_x"], grad_W, grad_c, found["grad_y_0"], found.get("grad_z_0")
 

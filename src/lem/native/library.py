@@ -170,6 +170,11 @@ def loop_only() -> Iterator[None]:
         _asked_for_loop -= 1
 
 
+def loop_asked() -> bool:
+    """Say whether the body of a `loop_only` is running."""
+    return _asked_for_loop > 0
+
+
 _forked = False
 
 
