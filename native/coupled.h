@@ -8,11 +8,7 @@
 
 namespace {
 
-// Rows at a time: more would leave the second-level cache, unless the weights have left it anyway and are read once a group.
-inline ptrdiff_t coupled_group(const lem_coupled& p) {
-    const ptrdiff_t weights = lem_coupled_maps(p.kind) * lem_coupled_reads(p.kind) * p.hidden * p.hidden * p.item_bytes;
-    return weights > (ptrdiff_t(4) << 20) ? 256 : 64;
-}
+constexpr ptrdiff_t coupled_group = 64;  // rows at a time; more gain nothing and leave the second-level cache
 
 template <class T> struct coupled {
     static constexpr ptrdiff_t L = simd<T>::lanes;
@@ -20,7 +16,7 @@ template <class T> struct coupled {
     const ptrdiff_t d = p.hidden, B = p.batch, nb = up(d, L) / L;
     const ptrdiff_t maps = lem_coupled_maps(p.kind), reads = lem_coupled_reads(p.kind), fields = lem_coupled_states(p.kind);
     const ptrdiff_t size = p.steps * B * d;  // items of y, and of each value that is kept
-    const ptrdiff_t most = B < coupled_group(p) ? B : coupled_group(p), jump = (most | 1) * L, panel = nb * jump;
+    const ptrdiff_t most = B < coupled_group ? B : coupled_group, jump = (most | 1) * L, panel = nb * jump;
     T *weight, *zeros, *acc, *now[2], *next_[2];
     T* inner;  // forward: a of one block of units, map by map; backward: the gradient of a, as `maps` panels
 
@@ -273,7 +269,7 @@ template <class T> void coupled_of(const lem_coupled& p, bool backward) {
         if (!rows) return;
         arena a{static_cast<char*>(p.work) + t * bytes};
         coupled<T> mine(p, a, backward);
-        const ptrdiff_t group = coupled_group(p), groups = (rows + group - 1) / group;
+        const ptrdiff_t groups = (rows + coupled_group - 1) / coupled_group;
         for (ptrdiff_t g = 0; g < groups; ++g) {
             const ptrdiff_t from = rows * g / groups, n = rows * (g + 1) / groups - from;
             backward ? mine.backward(first + from, n) : mine.forward(first + from, n);

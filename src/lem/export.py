@@ -111,7 +111,8 @@ class _Loop(nn.Module):
                 cell.sequence = functools.partial(_scan, cell, len(prepared))  # type: ignore[method-assign]
             elif (found := cell.backend_for(torch.zeros(1, 1, cell.input_size)))[0] != "native":
                 raise ValueError(
-                    f"The export must be portable here, since LEM's kernel cannot serve {type(cell).__name__}: {found[1]}."
+                    "The export must be portable here, since LEM's kernel cannot serve "
+                    f"{type(cell).__name__}: {found[1]}."
                 )
 
     def forward(self, series: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
