@@ -197,13 +197,16 @@ def test_torchs_kernel_serves_what_ours_does_not(name, monkeypatch):
     assert len(called) == 1
     with native.loop_only():
         assert_close(cell.sequence(u)[0], loop, "float64")
+        assert cell.backend_for(u) == ("loop", "the loop was asked for")
     assert len(called) == 1
 
     class Own(type(cell)):
         def step(self, x, state, *prepared):
             return self.state_type(*(s + 1.0 for s in state))
 
-    assert_close(Own(2, 5, dtype=torch.float64).sequence(u)[1][0], torch.full((3, 5), 6.0), "exact")
+    own = Own(2, 5, dtype=torch.float64)
+    assert_close(own.sequence(u)[1][0], torch.full((3, 5), 6.0), "exact")
+    assert own.backend_for(u)[0] == "loop"
     assert len(called) == 1
 
 
@@ -225,6 +228,7 @@ def test_an_equation_of_ones_own_is_not_replaced_by_the_kernels(name):
             return self.state_type(*(s + 0.0 for s in state))
 
     cell = Still(2, 4, dtype=torch.float64)
+    assert cell.backend_for(inputs(5, 3, 2))[0] == "loop"
     start = cell.state_type(*(torch.ones(3, 4, dtype=torch.float64) for _ in cell.state_sizes))
     assert_close(cell.sequence(inputs(5, 3, 2), start)[1][0], torch.ones(3, 4), "exact")
 
@@ -237,6 +241,7 @@ def test_the_loop_serves_what_the_kernel_cannot(name, monkeypatch):
     assert_close(gradient, torch.autograd.grad(cell.sequence(leaf)[0].sum(), leaf)[0], "float64 gradient")
     monkeypatch.setattr(library, "LIBRARY", None)
     assert_close(cell.sequence(u)[0], expected, "float64")
+    assert cell.backend_for(u)[0] != "own"
 
 
 def test_a_second_derivative_is_the_loops(name):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lem import Recurrent
+from lem import Recurrent, native
 from lem.cells import Cell
 from lem.recurrent import make_cell
 from tests.close import assert_close
@@ -78,6 +78,21 @@ def test_gradients_along_reconstructed_states():
         found.append(torch.autograd.grad(sum(s.square().sum() for s in final), [*start, *cell.parameters()]))
     for a, b in zip(*found):
         assert_close(a, b, "reconstructed gradient")
+
+
+def test_a_second_derivative_along_reconstructed_states_is_the_loops():
+    cell = make_cell("unicornn", M, D, reconstruct=True, dtype=torch.float64)
+    u = torch.randn(6, 2, M, dtype=torch.float64, requires_grad=True)
+    assert cell.backend_for(u)[0] == "own"
+    (first,) = torch.autograd.grad(cell.sequence(u)[0].sum(), u, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"no second derivative.*loop_only"):
+        torch.autograd.grad(first.sum(), u)
+    with native.loop_only():
+        assert cell.backend_for(u) == ("loop", "the loop was asked for")
+        (again,) = torch.autograd.grad(cell.sequence(u)[0].sum(), u, create_graph=True)
+        (second,) = torch.autograd.grad(again.sum(), u)
+    assert_close(first, again, "float64 gradient")
+    assert second.abs().max() > 0
 
 
 def test_unicornn_can_be_undone_over_the_length_of_eigenworms():

@@ -160,7 +160,13 @@ class Cell(nn.Module):
         """Return what a sequence like `u` would run on, and why: the loop, or the cell's own `sequence`."""
         if type(self).sequence is Cell.sequence:
             return "loop", f"{type(self).__name__} has no kernel"
+        if (refusal := self._refusal(u)) is not None:
+            return "loop", refusal
         return "own", f"{type(self).__name__} runs whole sequences by itself"
+
+    def _refusal(self, u: Tensor, state: State = (), lengths: Tensor | None = None) -> str | None:
+        """Return why the cell's own `sequence` leaves such a call to the loop, or None where it does not."""
+        return None
 
     # --- hooks of the constrained families: no-ops by default ------------------------------------------------------
 

@@ -84,7 +84,16 @@ class GRUCell(Cell):
         reverse: bool = False,
     ) -> tuple[Float[Tensor, "time batch output"], State]:
         """Run over time on torch's kernel."""
-        if loop_asked() or type(self).step is not GRUCell.step:
+        if self._refusal(u) is not None:
             return super().sequence(u, state, lengths, reverse)
         weights = [self.weight_u, self.weight_h, self.bias, self.bias_h]
         return run_kernel(torch.gru, weights, self, u, state, lengths, reverse)
+
+    def _refusal(self, u: Tensor, state: State = (), lengths: Tensor | None = None) -> str | None:
+        if type(self).step is not GRUCell.step:
+            return f"{type(self).__name__} has a step of its own"
+        return "the loop was asked for" if loop_asked() else None
+
+    def backend_for(self, u: Float[Tensor, "time batch input"]) -> tuple[str, str]:
+        """Return what a sequence like `u` would run on, and why."""
+        return ("torch", "GRU has no kernel of ours") if self._refusal(u) is None else super().backend_for(u)

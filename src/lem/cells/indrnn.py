@@ -100,12 +100,16 @@ class IndRNNCell(Cell):
                 f"its statistics would count the padding; got {lengths.tolist()} of {len(u)}."
             )
         (h,) = self.init_state(u.shape[1]) if state is None else state
-        own = type(self).step is not IndRNNCell.step  # a subclass with an equation of its own
-        if own or lengths is not None or units_refusal(u, self.weight_u, h) is not None:
+        if self._refusal(u, (h,), lengths) is not None:
             return super().sequence(u, state, lengths, reverse)
         x = self.project(u)
         out, h = rectify(x.flip(0) if reverse else x, self.weight_h, h)
         return out.flip(0) if reverse else out, Hidden(h)
+
+    def _refusal(self, u: Tensor, state: State = (), lengths: Tensor | None = None) -> str | None:
+        if type(self).step is not IndRNNCell.step:
+            return f"{type(self).__name__} has a step of its own"
+        return units_refusal(u, self.weight_u, *state, lengths=lengths)
 
     def param_groups(self, learning_rate: float) -> list[dict[str, Any]]:
         """Return V with its decay, and the rest."""

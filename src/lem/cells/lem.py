@@ -220,7 +220,7 @@ class LEMCell(Cell):
         reverse: bool = False,
     ) -> tuple[Float[Tensor, "time batch output"], State]:
         """Run over time as the loop does; by the kernel where `backend` allows."""
-        if self.backend == "loop" or (reason := self._refusal(u, state)) is not None:
+        if self.backend == "loop" or (reason := self._refusal(u, state or ())) is not None:
             if self.backend == "native":
                 raise RuntimeError(f"`backend` of LEMCell must be 'auto' or 'loop' here: {reason}.")
             return super().sequence(u, state, lengths, reverse)
@@ -232,11 +232,11 @@ class LEMCell(Cell):
         )
         return out, LEMState(y, z)
 
-    def _refusal(self, u: Tensor, state: State | None = None) -> str | None:
+    def _refusal(self, u: Tensor, state: State = (), lengths: Tensor | None = None) -> str | None:
         changed = [name for name in _DEFINING if getattr(type(self), name) is not getattr(LEMCell, name)]
         if changed:
             return f"{type(self).__name__} defines its own {changed[0]}"
-        return native.refusal(u, self.weight_u, self.weight_y, self.weight_z, self.bias, *(state or ()))
+        return native.refusal(u, self.weight_u, self.weight_y, self.weight_z, self.bias, *state)
 
     def backend_for(self, u: Float[Tensor, "time batch input"]) -> tuple[str, str]:
         """Return which backend a sequence like `u` would run on, "native" or "loop", and why."""

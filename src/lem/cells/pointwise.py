@@ -61,9 +61,7 @@ class PointwiseCell(Cell):
     def _refusal(self, u: Tensor, state: State = (), lengths: Tensor | None = None) -> str | None:
         if self.kind is None:
             return f"{type(self).__name__} has no kernel"
-        if lengths is not None:
-            return "the kernel of coupled units takes rows of one length"
-        return units_refusal(u, next(self.parameters()), *state)
+        return units_refusal(u, next(self.parameters()), *state, lengths=lengths)
 
     def _torchs(self) -> tuple[Callable[..., Any], list[Tensor | None]] | None:
         return None if self.kind is None or loop_asked() else self.torch_kernel()

@@ -138,6 +138,9 @@ class SkipLSTMCell(Cell):
             self._updates = (after[-1] - before[-1]).mean()
         return out, after
 
+    def _refusal(self, u: Tensor, state: State = (), lengths: Tensor | None = None) -> str | None:
+        return f"{type(self).__name__} has no kernel"
+
     def penalty(self) -> Tensor | None:
         """Return the price of the updates of the last training sequence, once."""
         updates, self._updates = self._updates, None

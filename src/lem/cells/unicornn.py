@@ -4,12 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lem.cells.base import Cell, State, within
 from lem.cells.cornn import OscillatorState
 from lem.native.affine import affine
+from lem.native.library import loop_asked
+from lem.native.once import edge, first_only
 from lem.native.units import oscillate, units_refusal
 from lem.shapes import Float, Int
 
@@ -110,10 +111,9 @@ class UnICORNNCell(Cell):
     ) -> tuple[Float[Tensor, "time batch output"], State]:
         """Run over time, by the kernel where rows are equally long; with `reconstruct` without storing the states."""
         y, z = self.init_state(u.shape[1]) if state is None else state
+        if self._refusal(u, (y, z), lengths) is not None:
+            return super().sequence(u, state, lengths, reverse)
         if not self.reconstruct:
-            own = type(self).step is not UnICORNNCell.step  # a subclass with an equation of its own
-            if own or lengths is not None or units_refusal(u, self.weight_u, y, z) is not None:
-                return super().sequence(u, state, lengths, reverse)
             x, (s,) = self.project(u), self.prepare(u.shape[1])
             out, y, z = oscillate(x.flip(0) if reverse else x, self.weight_y, s, y, z, self.alpha)
             return out.flip(0) if reverse else out, OscillatorState(y, z)
@@ -123,8 +123,16 @@ class UnICORNNCell(Cell):
             u = u.masked_fill(~inside[:, :, None], 0.0)
             alive = inside[:, :, None].to(u.dtype)
         (s,) = self.prepare(u.shape[1])
-        out, y, z = _Reversible.apply(u, self.weight_u, self.bias, self.weight_y, s, y, z, alive, self.alpha, reverse)
+        tensors = (u, self.weight_u, self.bias, self.weight_y, s, y, z)
+        out, y, z = _Reversible.apply(edge(*tensors), *tensors, alive, self.alpha, reverse)
         return out, OscillatorState(y, z)
+
+    def _refusal(self, u: Tensor, state: State = (), lengths: Tensor | None = None) -> str | None:
+        if type(self).step is not UnICORNNCell.step:
+            return f"{type(self).__name__} has a step of its own"
+        if self.reconstruct:
+            return "the loop was asked for" if loop_asked() else None
+        return units_refusal(u, self.weight_u, *state, lengths=lengths)
 
 
 class _Reversible(torch.autograd.Function):
@@ -136,6 +144,7 @@ class _Reversible(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        edge: Tensor,
         u: Tensor,
         V: Tensor,
         b: Tensor | None,
@@ -156,11 +165,11 @@ class _Reversible(torch.autograd.Function):
                 y = y + s_t * z
                 out[t] = y if alive is None else y * alive[t]
         ctx.save_for_backward(u, V, b, w, s, y, z, alive)
-        ctx.alpha, ctx.reverse = alpha, reverse
+        ctx.alpha, ctx.reverse, ctx.edge = alpha, reverse, edge
         return out, y, z
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Undo the steps one by one and pull the gradient through each."""
         d_out, d_y, d_z = grads
@@ -189,7 +198,7 @@ class _Reversible(torch.autograd.Function):
             d_u[part] = d_x @ V
             d_V += d_x.flatten(0, 1).T @ u[part].flatten(0, 1)
             d_b += d_x.sum((0, 1))
-        return d_u, d_V, None if b is None else d_b, d_w, d_s, d_y, d_z, None, None, None
+        return None, d_u, d_V, None if b is None else d_b, d_w, d_s, d_y, d_z, None, None, None
 
 
 def _chunks(steps: int, reverse: bool) -> list[range]:

@@ -32,9 +32,11 @@ class Units(ctypes.Structure):
     ]
 
 
-def units_refusal(*tensors: Tensor | None) -> str | None:
-    """Return why the kernel cannot run on these tensors, or None where it can."""
-    return "the kernel of units is not traced" if torch.compiler.is_compiling() else native.refusal(*tensors)
+def units_refusal(*tensors: Tensor | None, lengths: Tensor | None = None) -> str | None:
+    """Return why the zoo's kernels cannot run on these tensors and lengths, or None where they can."""
+    if lengths is not None:
+        return "the zoo's kernels take rows of one length"
+    return "the zoo's kernels are not traced" if torch.compiler.is_compiling() else native.refusal(*tensors)
 
 
 def oscillate(
