@@ -169,7 +169,8 @@ def test_what_the_documentation_says_runs_on_the_kernel_does(name):
     cell, u = CELLS[name](2, 4, dtype=torch.float64), inputs(5, 3, 2)
     assert cell.backend_for(u) == ("own", "the kernel of coupled units")
     assert_close(cell.sequence(u)[0], Cell.sequence(cell, u)[0], "float64")
-    assert CELLS["antisymmetric-gated"](2, 4, dtype=torch.float64).backend_for(u)[0] == "loop"
+    for looped in ("antisymmetric-gated", "skiplstm"):
+        assert CELLS[looped](2, 4, dtype=torch.float64).backend_for(u)[0] == "loop"
 
 
 def test_the_shapes_the_library_cannot_see_are_checked():
@@ -188,6 +189,7 @@ def test_torchs_kernel_serves_what_ours_does_not(name, monkeypatch):
     cell, u = CELLS[name](2, 5, dtype=torch.float64), inputs(6, 3, 2)
     loop = Cell.sequence(cell, u)[0]
     assert_close(cell.sequence(u)[0], loop, "float64")
+    assert cell.backend_for(u)[0] == ("torch" if name == "gru" else "own")
     lengths, called = torch.tensor([6, 2, 4]), []
     monkeypatch.setattr(
         f"lem.cells.{'gru' if name == 'gru' else 'pointwise'}.run_kernel",
