@@ -14,7 +14,7 @@ import pytest
 from lem.cli import main
 from lem.experiment import load_recipe, publish, run
 from lem.report import find_runs, group_runs, summary_rows
-from lem.reproduction import TABLES, draw_studies, paper_tables, reproduction
+from lem.reproduction import EXCERPT, TABLES, draw_studies, paper_tables, renew_excerpt, reproduction
 from tests.runs import tiny
 
 ROOT = Path(__file__).parent.parent
@@ -132,12 +132,24 @@ def test_three_seeds_have_a_median(tmp_path):
 def test_the_page_and_the_readme_say_what_the_results_folder_holds():
     groups = group_runs(find_runs([ROOT / "results"]))
     assert (ROOT / "docs" / "reproduction.md").read_text() == reproduction(groups), "run `lem report --paper`"
-    rows = {(table.title, *row.cells()[:2], *row.cells()[3:5]) for table in paper_tables(groups) for row in table.rows}
-    readme = (ROOT / "README.md").read_text().partition("| task | model | paper | here | seeds |")[2]
-    shown = [tuple(line.strip("| ").split(" | ")) for line in readme.partition("\n\n")[0].splitlines()[2:]]
-    assert len(shown) > 5
-    for row in shown:
-        assert row in rows, f"README's row {row} is not in docs/reproduction.md"
+    readme = (ROOT / "README.md").read_text()
+    assert renew_excerpt(readme, paper_tables(groups)) == readme, "run `lem report --paper`"
+    assert readme.count("| LEM") > 5
+
+
+def test_the_readme_s_excerpt_is_made_anew_and_the_rest_is_left():
+    groups = group_runs(find_runs([ROOT / "results"]))
+    tables = paper_tables(groups)
+    stale = f"before\n\n{EXCERPT}\n|---|\n| FitzHugh-Nagumo | LEM | 0.002 | 0.001 | 9 |\n\nafter\n"
+    renewed = renew_excerpt(stale, tables)
+    assert renewed.startswith("before\n\n")
+    assert renewed.endswith(" |\n\nafter\n")
+    assert "0.001 | 9" not in renewed
+    marked = [row for table in tables for row in table.rows if row.printed.get("readme") and row.ours]
+    assert len(re.findall(r"^\| (?!task)", renewed, re.MULTILINE)) == len(marked) > 5
+    assert renew_excerpt(renewed, tables) == renewed
+    with pytest.raises(ValueError, match="must hold a table with the heading"):
+        renew_excerpt("no table\n", tables)
 
 
 def test_the_studies_are_drawn_from_the_results_folder(tmp_path):
@@ -157,7 +169,9 @@ def test_commands(runs, tmp_path, monkeypatch, capsys):
     assert main(["report", str(runs)]) == 0
     assert "fitzhugh_nagumo/lem (task.sizes" in capsys.readouterr().out
     publish(find_runs([runs])[-1], tmp_path / "results")
+    (tmp_path / "README.md").write_text(f"{EXCERPT}\n|---|\n")
     assert main(["report", "--paper"]) == 0
+    assert "| FitzHugh-Nagumo | LEM | 0.002 | " in (tmp_path / "README.md").read_text()
     assert "1 of 75 rows" in (tmp_path / "docs" / "reproduction.md").read_text()
     images = tmp_path / "docs" / "images"
     assert [path.name for path in images.iterdir()] == ["reproduction-fitzhugh-nagumo.png"]  # no study has its runs

@@ -149,6 +149,22 @@ def reproduction(groups: list[Group]) -> str:
     return "\n".join(lines) + "\n"
 
 
+EXCERPT = "| task | model | paper | here | seeds |"
+
+
+def renew_excerpt(readme: str, tables: list[Table]) -> str:
+    """Return `readme` with the table under the heading EXCERPT made anew: the run rows marked `readme = true`."""
+    before, heading, rest = readme.partition(EXCERPT + "\n")
+    if not heading:
+        raise ValueError(f"`readme` of renew_excerpt must hold a table with the heading {EXCERPT!r}; got none.")
+    lines = [EXCERPT, "|---|---|---|---|---|"]
+    for table in tables:
+        for row in (row for row in table.rows if row.printed.get("readme") and row.ours is not None):
+            model, paper, _, here, seeds, *_ = row.cells()
+            lines.append(f"| {table.title} | {model} | {paper} | {here} | {seeds} |")
+    return before + "\n".join(lines) + "".join(rest.partition("\n\n")[1:])
+
+
 def draw_table(table: Table, path: Path) -> Path:
     """Draw the validation metric of every row over its epochs, LEM's of the authors' log, the paper's test figure."""
     plt = pyplot()

@@ -7,7 +7,7 @@ from typing import Any
 from lem import experiment, report
 from lem.checkpoint import write_atomically
 from lem.page import write_page
-from lem.reproduction import draw_studies, draw_table, paper_tables, reproduction
+from lem.reproduction import EXCERPT, draw_studies, draw_table, paper_tables, renew_excerpt, reproduction
 
 
 def add(commands: Any) -> None:
@@ -38,10 +38,16 @@ def _report(options: argparse.Namespace) -> int:
     if options.paper:
         images = options.output.parent / "images"
         images.mkdir(parents=True, exist_ok=True)
-        figures = [draw_table(table, images / table.image) for table in paper_tables(groups) if table.drawn]
+        tables = paper_tables(groups)
+        figures = [draw_table(table, images / table.image) for table in tables if table.drawn]
         figures += [path for place in places for path in draw_studies(place, images)]
         write_atomically(options.output, reproduction(groups).encode())
-        for path in (*figures, options.output):
+        written = [*figures, options.output]
+        readme = options.output.parent.parent / "README.md"
+        if readme.is_file() and EXCERPT in (text := readme.read_text(encoding="utf-8")):
+            write_atomically(readme, renew_excerpt(text, tables).encode())
+            written.append(readme)
+        for path in written:
             print(path)
     if options.html:
         print(write_page(groups, options.html))
