@@ -37,6 +37,7 @@ class Features(Dataset):
             return self.layer(self.inputs[item])[0][-1]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")  # torch's advice on a single processor
 def test_loader_workers_forked_after_the_kernel_ran():
     layer, inputs = LEM(2, 16), torch.randn(8, 30, 2)
     layer(inputs.transpose(0, 1))[0].sum().backward()  # threads and buffers exist now
