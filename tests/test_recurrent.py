@@ -58,7 +58,7 @@ def test_defaults_are_those_of_nn_lstm_and_of_the_cell():
         assert ours[name].default == getattr(lstm, name), name
         assert inspect.signature(Recurrent).parameters[name].default == getattr(lstm, name), name
     shared = set(ours) & set(cell) - {"input_size", "hidden_size"}
-    assert {"dt", "single_scale", "clip", "t_max", "state_dropout", "backend", "memory"} <= shared
+    assert {"dt", "single_scale", "clip", "t_max", "initial_dt", "state_dropout", "backend", "memory"} <= shared
     assert all(ours[name].default == cell[name].default for name in shared)
 
 

@@ -290,6 +290,7 @@ class LEM(Recurrent):
         single_scale: fix both gates to `dt` (no gate parameters).
         clip: the interval (low, high) to which both gates are clipped.
         t_max: initialise by the chrono rule for memories of up to `t_max` steps.
+        initial_dt: where both gates start, below `dt`; dt / 2 where not given.
         two_biases: train the biases as the authors' module does, with two per affine map.
         state_dropout: dropout of y where it enters the gates and z, one mask per sequence.
         learn_initial_state: make the state before the first step a parameter.
@@ -314,6 +315,7 @@ class LEM(Recurrent):
         single_scale: bool = False,
         clip: tuple[float, float] | None = None,
         t_max: float | None = None,
+        initial_dt: float | None = None,
         state_dropout: float = 0.0,
         learn_initial_state: bool = False,
         two_biases: bool = False,
@@ -337,6 +339,7 @@ class LEM(Recurrent):
             single_scale=single_scale,
             clip=clip,
             t_max=t_max,
+            initial_dt=initial_dt,
             state_dropout=state_dropout,
             learn_initial_state=learn_initial_state,
             two_biases=two_biases,

@@ -36,6 +36,7 @@ def cell_and_inputs(seed=0, scale=1.0, steps=STEPS, **options):
         {"clip": (1.0, 1.0)},
         {"single_scale": True, "dt": 0.3},
         {"t_max": 100.0},
+        {"initial_dt": 0.01},
         {"bias": False},
     ],
     ids=str,
@@ -288,6 +289,33 @@ def test_s14_chrono_interval_is_empty_for_short_memories():
     assert not cell.bias.any()
 
 
+@pytest.mark.parametrize("init", ["uniform", "language"])
+@pytest.mark.parametrize(("dt", "initial_dt"), [(1.0, 0.0121), (2.0, 1.9), (0.5, 1e-6)])
+def test_gates_start_at_initial_dt(dt, initial_dt, init):
+    """The drawn biases scatter around it; all else is drawn as without it."""
+    cells = []
+    for options in ({"initial_dt": initial_dt}, {}):
+        torch.manual_seed(0)
+        cells.append(LEMCell(2, 400, dt=dt, init=init, dtype=torch.float64, **options))
+    moved, plain = (cell.bias.detach().clone() for cell in cells)
+    plain[:400] -= float(init == "language")
+    start = dt * torch.sigmoid(moved[:800] - plain[:800])
+    assert_close(start, torch.full_like(start, initial_dt), "float64")
+    assert torch.equal(moved[800:], plain[800:])
+    assert all(
+        torch.equal(p, q) for (n, p), q in zip(cells[0].named_parameters(), cells[1].parameters()) if n != "bias"
+    )
+    assert f"initial_dt={initial_dt}" in repr(cells[0])
+    assert "initial_dt" not in repr(cells[1])
+
+
+def test_initial_dt_of_half_dt_is_the_start_without_it():
+    torch.manual_seed(0)
+    plain = LEMCell(2, 5, dt=0.3)
+    torch.manual_seed(0)
+    assert torch.equal(LEMCell(2, 5, dt=0.3, initial_dt=0.15).bias, plain.bias)
+
+
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 
@@ -304,6 +332,11 @@ def test_s14_chrono_interval_is_empty_for_short_memories():
         ({"t_max": -1}, "`t_max` of LEMCell"),
         ({"single_scale": True, "clip": (0.1, 1.0)}, "`single_scale` of LEMCell"),
         ({"bias": False, "t_max": 10}, "`bias` of LEMCell"),
+        ({"bias": False, "initial_dt": 0.1}, "`bias` of LEMCell"),
+        ({"single_scale": True, "initial_dt": 0.1}, "`single_scale` of LEMCell"),
+        ({"initial_dt": 0.0}, r"`initial_dt` of LEMCell must be a number in \(0, 1.0\); got 0.0"),
+        ({"initial_dt": 0.5, "dt": 0.5}, r"`initial_dt` of LEMCell must be a number in \(0, 0.5\); got 0.5"),
+        ({"initial_dt": 0.1, "t_max": 10}, "`initial_dt` of LEMCell must be None"),
     ],
     ids=str,
 )

@@ -55,6 +55,8 @@ class LEMCell(Cell):
         single_scale: fix both gates to `dt`; the gates then have no parameters.
         clip: the interval (low, high) to which both gates are clipped.
         t_max: initialise by the chrono rule for memories of up to `t_max` steps.
+        initial_dt: where both gates start, below `dt`, which they can learn to reach; dt / 2 where not given. Small for
+            long memories at the start, with a large `dt` for units that can open wide when it matters.
         two_biases: train the biases as the authors' module does, which has two per affine map: they start as the sum
             of two draws and learn at twice the rate. The function and the parameters stay those of equation (3).
         init: "uniform" in +-1/sqrt(d), or "language", as in the authors' language-model trainer: each matrix a normal
@@ -83,6 +85,7 @@ class LEMCell(Cell):
         single_scale: bool = False,
         clip: tuple[float, float] | None = None,
         t_max: float | None = None,
+        initial_dt: float | None = None,
         two_biases: bool = False,
         init: str = "uniform",
         state_dropout: float = 0.0,
@@ -99,14 +102,22 @@ class LEMCell(Cell):
             raise ValueError(f"`clip` of LEMCell must be (low, high) with 0 <= low <= high <= 2; got {clip!r}.")
         if t_max is not None and not (isinstance(t_max, int | float) and t_max > 0):
             raise ValueError(f"`t_max` of LEMCell must be a positive number of steps; got {t_max!r}.")
+        if initial_dt is not None:
+            within("LEMCell", "initial_dt", initial_dt, f"(0, {self.dt})")
+            if t_max is not None:
+                raise ValueError(
+                    "`initial_dt` of LEMCell must be None where `t_max` is given: both set how gates start."
+                )
         if init not in ("uniform", "language"):
             raise ValueError(f"`init` of LEMCell must be 'uniform' or 'language'; got {init!r}.")
-        if single_scale and (clip is not None or t_max is not None):
+        if single_scale and any(option is not None for option in (clip, t_max, initial_dt)):
             raise ValueError(
-                "`single_scale` of LEMCell must be False where `clip` or `t_max` is given: it has no gates."
+                "`single_scale` of LEMCell must be False where `clip`, `t_max` or `initial_dt` is set: it has no gates."
             )
-        if t_max is not None and not bias:
-            raise ValueError("`bias` of LEMCell must be True where `t_max` is given: the chrono rule sets the biases.")
+        if not bias and (t_max is not None or initial_dt is not None):
+            raise ValueError(
+                "`bias` of LEMCell must be True where `t_max` or `initial_dt` is given: they set the gates' biases."
+            )
         native.check_options(backend, memory)
         self.backend = backend
         self.memory = memory
@@ -114,6 +125,7 @@ class LEMCell(Cell):
         self.single_scale = single_scale
         self.clip = None if clip is None else (float(clip[0]), float(clip[1]))
         self.t_max = t_max
+        self.initial_dt = initial_dt
         self.init = init
         self.two_biases = two_biases
 
@@ -137,7 +149,7 @@ class LEMCell(Cell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the initial weights as `init` says; with `t_max` by the chrono rule for the biases."""
+        """Draw the initial weights as `init` says; `t_max` and `initial_dt` then set the biases of the gates."""
         d, m = self.hidden_size, self.input_size
         with torch.no_grad():
             for p, inputs in ((self.weight_u, m), (self.weight_y, d), (self.weight_z, d), (self.bias, d)):
@@ -151,7 +163,10 @@ class LEMCell(Cell):
                     nn.init.trunc_normal_(p, std=deviation, a=-2.0 * deviation, b=2.0 * deviation)
             if self.two_biases and self.bias is not None:
                 self.bias.add_(torch.empty_like(self.bias).uniform_(-1.0 / math.sqrt(d), 1.0 / math.sqrt(d)))
-            if self.init == "language" and self.bias is not None and not self.single_scale:
+            if self.initial_dt is not None and self.bias is not None:
+                # A gate of bias b starts at dt sigmoid(b) = initial_dt.
+                self.bias[: 2 * d] += math.log(self.initial_dt / (self.dt - self.initial_dt))
+            elif self.init == "language" and self.bias is not None and not self.single_scale:
                 self.bias[:d] += 1.0
             for p in (self.y_0, self.z_0):
                 if p is not None:
@@ -283,6 +298,7 @@ class LEMCell(Cell):
         parts = [f"{self.input_size}, {self.hidden_size}, dt={self.dt:g}"]
         parts += ["bias=False"] * (not self.bias_enabled) + ["single_scale=True"] * self.single_scale
         parts += [f"clip={self.clip}"] * (self.clip is not None) + [f"t_max={self.t_max}"] * (self.t_max is not None)
+        parts += [f"initial_dt={self.initial_dt}"] * (self.initial_dt is not None)
         parts += [f"state_dropout={self.state_dropout}"] * (self.state_dropout > 0)
         return ", ".join(parts)
 
