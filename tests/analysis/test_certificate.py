@@ -30,7 +30,18 @@ def test_the_certificate_of_a_linear_chain(gate, kind):
     assert found.memory == min(200, math.floor(-1 / math.log(1 - gate)))
     assert_close(found.peak, 1.0, "float64")
     assert f"{found.memory}" in str(found) or kind == "remembers"
-    assert ("start from t_max = 200" in found.verdict) == (kind == "vanishes")
+    for remedy in ("lower dt", "(initial_dt)", "start from t_max = 200"):
+        assert (remedy in found.verdict) == (kind == "vanishes")
+
+
+def test_gates_that_start_lower_remember_as_a_smaller_dt_does():
+    u, found = torch.randn(500, 4, 2), {}
+    for name, options in {"open": {}, "lower": {"initial_dt": 0.01}, "capped": {"dt": 0.02}}.items():
+        torch.manual_seed(0)
+        (found[name],) = certificate.certify_layers(LEM(2, 16, **options).double(), u.double())
+    assert found["open"].kind == "vanishes"
+    assert found["lower"].kind == "fades"
+    assert_close(found["lower"].memory, found["capped"].memory, "estimate")
 
 
 def test_the_certificate_sees_an_explosion():

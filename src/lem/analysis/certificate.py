@@ -70,8 +70,8 @@ class Certificate:
         if self.kind == "vanishes":
             return (
                 f"The gradient goes flat: of its peak {self.reach:.1e} reaches the first step, below what float32 "
-                f"resolves. {self._memory} If the task needs more, lower dt, or start from t_max = {self.steps}, which "
-                "spreads the time scales (chrono initialisation)."
+                f"resolves. {self._memory} If the task needs more, lower dt, start the gates below it (initial_dt), or "
+                f"start from t_max = {self.steps}, which spreads the time scales (chrono initialisation)."
             )
         if self.kind == "fades":
             return (
