@@ -175,7 +175,7 @@ def draw_table(table: Table, path: Path) -> Path:
         return 100.0 - value if wrong else value
 
     chart, axes = plt.subplots(figsize=(7.5, 4.0), layout="constrained")
-    for row in table.drawn:
+    for number, row in enumerate(table.drawn):
         assert row.ours is not None
         series = [
             {record["epoch"]: height(record["valid"]) for record in folder.metrics()} for folder in row.ours.folders
@@ -186,7 +186,8 @@ def draw_table(table: Table, path: Path) -> Path:
         (line,) = axes.plot(
             epochs,
             means,
-            ".-" if len(epochs) < 40 else "-",
+            marker="." if len(epochs) < 40 else "",
+            ls="-" if number < 10 else "--",  # there are ten colours
             lw=2.2 if row.printed["model"] == "LEM" else 1.2,
             label=label,
         )
