@@ -41,7 +41,7 @@ def test_gates_that_start_lower_remember_as_a_smaller_dt_does():
         (found[name],) = certificate.certify_layers(LEM(2, 16, **options).double(), u.double())
     assert found["open"].kind == "vanishes"
     assert found["lower"].kind == "fades"
-    assert_close(found["lower"].memory, found["capped"].memory, "estimate")
+    assert_close(found["lower"].memory, found["capped"].memory, "same start")
 
 
 def test_the_certificate_sees_an_explosion():
