@@ -175,10 +175,11 @@ def draw_table(table: Table, path: Path) -> Path:
         return 100.0 - value if wrong else value
 
     chart, axes = plt.subplots(figsize=(7.5, 4.0), layout="constrained")
-    for number, row in enumerate(table.drawn):
-        assert row.ours is not None
+    runs = [[folder.metrics() for folder in row.ours.folders] for row in table.drawn if row.ours is not None]
+    many = max(len(records) for group in runs for records in group) > 100  # a constant rate's jumps would cover all
+    for number, (row, group) in enumerate(zip(table.drawn, runs)):
         series = [
-            {record["epoch"]: height(record["valid"]) for record in folder.metrics()} for folder in row.ours.folders
+            {record["epoch"]: height(record["best" if many else "valid"]) for record in records} for records in group
         ]
         epochs = sorted(set.intersection(*(set(run) for run in series)))
         means = [statistics.fmean(run[epoch] for run in series) for epoch in epochs]
@@ -205,7 +206,7 @@ def draw_table(table: Table, path: Path) -> Path:
         if row.of_the_paper and row.printed["model"] == "LEM":
             text = f"LEM, the paper's test {figure(row.printed['figure'], judge.unit)}"
             axes.axhline(height(row.printed["figure"]), color="k", ls="--", lw=1, label=text)
-    ylabel = "validation error in %" if wrong else f"validation {table.metric}"
+    ylabel = ("validation error in %" if wrong else f"validation {table.metric}") + (", best so far" if many else "")
     axes.set(xlabel="epoch", ylabel=ylabel, title=table.title)
     axes.xaxis.get_major_locator().set_params(integer=True)
     if axes.dataLim.x1 > 30:
