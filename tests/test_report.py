@@ -14,7 +14,7 @@ import pytest
 from lem.cli import main
 from lem.experiment import load_recipe, publish, run
 from lem.report import find_runs, group_runs, summary_rows
-from lem.reproduction import EXCERPT, TABLES, draw_studies, paper_tables, renew_excerpt, reproduction
+from lem.reproduction import EXCERPT, TABLES, draw_studies, draw_table, paper_tables, renew_excerpt, reproduction
 from tests.runs import tiny
 
 ROOT = Path(__file__).parent.parent
@@ -150,6 +150,22 @@ def test_the_readme_s_excerpt_is_made_anew_and_the_rest_is_left():
     assert renew_excerpt(renewed, tables) == renewed
     with pytest.raises(ValueError, match="must hold a table with the heading"):
         renew_excerpt("no table\n", tables)
+
+
+@pytest.mark.parametrize("epochs", [100, 101])
+def test_long_runs_are_drawn_by_their_best_so_far(runs, tmp_path, epochs):
+    """Two runs that differ in their last epochs alone, none of them the best, give one picture if they are long."""
+    (source,) = [run.path for run in find_runs([runs]) if run.result()["recipe"] == "fitzhugh_nagumo/lem"][:1]
+    pictures = []
+    for last in (0.5, 0.9):
+        folder = tmp_path / str(last) / source.name
+        shutil.copytree(source, folder)
+        valid = [0.4] * (epochs - 2) + [last] * 2
+        records = [{"epoch": e + 1, "loss": 1.0, "valid": v, "best": 0.4} for e, v in enumerate(valid)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        (table,) = [t for t in paper_tables(group_runs(find_runs([tmp_path / str(last)]))) if t.drawn]
+        pictures.append(draw_table(table, tmp_path / f"{last}.png").read_bytes())
+    assert (pictures[0] == pictures[1]) == (epochs > 100)
 
 
 def test_the_studies_are_drawn_from_the_results_folder(tmp_path):
