@@ -217,6 +217,7 @@ def test_the_page_stands_alone_and_its_links_lead_somewhere(page):
         assert not re.search(r'(?:href|src)="https?:', svg.read_text())
     assert text.count("<td class=missing>") >= 6
     assert "3 of 400 epochs" in text
+    assert "<p class=quiet>The paper&#x27;s tables 4 and 9.</p>" in text
 
 
 @pytest.mark.slow

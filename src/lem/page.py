@@ -38,7 +38,7 @@ def write_page(groups: list[Group], folder: Path) -> Path:
         if any(row.ours for row in table.rows):
             cells = [row.cells() for row in table.rows]
             ours = [row.ours is not None for row in table.rows]
-            parts += [f"<h2>{_text(table.heading)}</h2>", f"<p class=quiet>The paper's {_text(table.source)}.</p>"]
+            parts += [f"<h2>{_text(table.heading)}</h2>", f"<p class=quiet>{_text(table.source)}</p>"]
             parts.append(_table(COLUMNS, cells, ours))
     parts.append("<h2>Learning curves</h2>")
     for number, group in enumerate(groups):
