@@ -91,8 +91,12 @@ def paper_tables(groups: list[Group]) -> list[Table]:
             table.get("log", []),
             [Row(row, _ours(row, groups), table.get("absent", "missing")) for row in table["rows"]],
         )
-        for table in tomllib.loads(TABLES.read_text(encoding="utf-8"))["table"]
+        for table in _read()["table"]
     ]
+
+
+def _read() -> dict[str, Any]:
+    return tomllib.loads(TABLES.read_text(encoding="utf-8"))
 
 
 def _ours(row: dict[str, Any], groups: list[Group]) -> Group | None:
@@ -123,6 +127,10 @@ def reproduction(groups: list[Group]) -> str:
         "cell; what was not run is printed as missing. A row without the paper's figure is a recipe of our own. Our",
         "parameters count one bias a map and the readout. The time is that of one run on the machine named in its",
         f"`env.json`. {sum(row.ours is not None for row in rows)} of {len(rows)} rows have a figure.",
+        "",
+        "## In short",
+        "",
+        _read()["summary"].strip(),
     ]
     for table in tables:
         lines += ["", f"## {table.heading}", "", table.source, ""]
@@ -233,7 +241,7 @@ def _thousands(count: int) -> str:
 def draw_studies(root: Path, images: Path) -> list[Path]:
     """Draw the studies that `paper.toml` lists, from their runs below `root`; one that lacks a run is left as it is."""
     drawn = []
-    for study in tomllib.loads(TABLES.read_text(encoding="utf-8"))["study"]:
+    for study in _read()["study"]:
         folders = [RunFolder(path) for pattern in study["runs"] for path in sorted(root.glob(pattern))]
         if len(folders) >= study["count"]:
             draw = draw_curves if study["curves"] else draw_sweep
