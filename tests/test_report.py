@@ -75,6 +75,8 @@ def test_the_papers_tables_are_complete_and_ours_stand_beside_them(runs):
     assert rows == [8, 8, 8, 9, 6, 7, 0, 7, 8, 8, 6, 0, 0]
     text = reproduction(groups)
     assert "1 of 75 rows have a figure" in text
+    opening = text.partition("## sMNIST")[0]
+    assert tomllib.loads(TABLES.read_text())["summary"].strip() in opening.partition("## In short")[2]
     lines = [line for line in text.splitlines() if line.startswith("| LEM |")]
     assert len(lines) == 10  # nine tables of the paper, and long pulse
     (ours,) = [line for line in lines if "missing" not in line and "not available" not in line]
