@@ -1,8 +1,8 @@
 """What it costs that glibc hands large buffers back to the system: `python benchmarks/buffers.py [--out FILE]`.
 
 LEM and nn.LSTM of equal size, forward and backward, by the default settings and with the buffers kept (two variables of
-glibc's, which must be set before a process starts: each side has a process of its own, in turns). One thread, processor
-time, the median of all calls but each process's first.
+glibc's, which must be set before a process starts: each side runs in its own process, alternately). One thread,
+processor time, the median of all calls but each process's first.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from lem import LEM
-from lem.checkpoint import write_atomically
-from lem.experiment import environment
+from lem.atomic import write_atomically
+from lem.environment import environment
 
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 SHAPES = ((2000, 50, 2, 128),)

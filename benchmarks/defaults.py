@@ -21,12 +21,12 @@ import torch
 from sklearn.model_selection import KFold, StratifiedKFold
 
 from estimators import REGRESSION, SETS, add_options, run, score
-from lem.checkpoint import write_atomically
-from lem.estimators import LEMClassifier, LEMRegressor
-from lem.experiment import environment
-from lem.metrics import Metric
-from lem.tables import read
-from lem.train import evaluate
+from lem.atomic import write_atomically
+from lem.environment import environment
+from lem.timeseries import LEMClassifier, LEMRegressor
+from lem.timeseries.files import read
+from lem.training.loop import evaluate
+from lem.training.metrics import Metric
 
 FOLDS = 3
 FIRST = {"pool": "both", "learning_rate": 5e-3, "epochs": 300}

@@ -1,4 +1,4 @@
-"""Accuracy of the estimators, as they come, on real UCR and UEA sets, beside scikit-learn baselines and nn.LSTM.
+"""Accuracy of the estimators, as they come, on real UCR and UEA sets, with scikit-learn baselines and nn.LSTM.
 
     python benchmarks/estimators.py --data DIR      (DIR holds NAME/NAME_TRAIN.ts; default $LEM_DATA/ucr_uea)
 
@@ -23,11 +23,11 @@ from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from lem.checkpoint import write_atomically
-from lem.estimators import LEMClassifier, LEMRegressor
-from lem.experiment import environment
-from lem.series import as_series
-from lem.tables import read
+from lem.atomic import write_atomically
+from lem.environment import environment
+from lem.timeseries import LEMClassifier, LEMRegressor
+from lem.timeseries.files import read
+from lem.timeseries.series import as_series
 
 SETS = (
     "BasicMotions",
@@ -135,7 +135,7 @@ def main():
     if RESULTS.is_file():
         results = json.loads(RESULTS.read_text())
         if results["environment"]["commit"] != environment()["commit"] and not options.table:
-            parser.error(f"{RESULTS.name} is of another commit: remove it to measure anew")
+            parser.error(f"{RESULTS.name} is of another commit: remove it to measure again")
     tasks = {
         f"{name}/{method}/{seed}": (options.data, name, method, seed)
         for method in ("1-NN", "linear", "LEM", "LSTM")

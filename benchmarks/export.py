@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lem import export
-from lem.checkpoint import write_atomically
-from lem.experiment import environment
-from lem.predictor import Predictor
+from lem.atomic import write_atomically
+from lem.environment import environment
+from lem.timeseries import export
+from lem.timeseries.predictor import Predictor
 
 ROUNDS, BATCH, STEPS, CHANNELS = 7, 32, 1000, 3
 RESULTS = Path(__file__).parent / "results" / "export.json"

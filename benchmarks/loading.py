@@ -10,9 +10,9 @@ import time
 
 import torch
 
-from lem.experiment import build_model, build_task, load_recipe
-from lem.metrics import LOSSES
-from lem.train import _finite
+from lem.experiments.runner import build_model, build_task, load_recipe
+from lem.training.metrics import LOSSES
+from lem.training.update import is_finite
 
 STEPS = 8
 
@@ -26,7 +26,7 @@ def share(name: str) -> tuple[float, float]:
     for step in range(STEPS + 1):
         start = time.process_time()
         batch = task.train.batch(step, recipe.train["batch_size"], epoch=0, seed=0)
-        assert _finite(batch)
+        assert is_finite(batch)
         made = time.process_time()
         prediction, _ = model(batch.inputs)
         LOSSES[task.loss](prediction, batch.targets).mean().backward()

@@ -13,9 +13,9 @@ import time
 import torch
 from torch.nn import functional
 
-from lem.data import ArraySplit
-from lem.model import SequenceModel
-from lem.train import fit
+from lem.nn.model import SequenceModel
+from lem.training.data import ArraySplit
+from lem.training.loop import fit
 
 STEPS, BATCH, UNITS, CLASSES = 784, 128, 128, 10
 LEARNING_RATE, CLIP = 0.0018, 1.0

@@ -1,4 +1,4 @@
-"""The cost of a step on a stream: one stream early and late, beside nn.LSTM, and ten thousand streams at once.
+"""The cost of a step on a stream: one stream early and late, nn.LSTM for comparison, and ten thousand streams at once.
 
     python benchmarks/streaming.py
 
@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lem.checkpoint import write_atomically
-from lem.experiment import environment
-from lem.predictor import Predictor
+from lem.atomic import write_atomically
+from lem.environment import environment
+from lem.timeseries.predictor import Predictor
 
 CHANNELS, HIDDEN, CLASSES, BLOCKS = 3, 64, 4, 9
 RESULTS = Path(__file__).parent / "results" / "streaming.json"

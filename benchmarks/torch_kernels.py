@@ -1,4 +1,4 @@
-"""`Recurrent("lstm" | "gru" | "rnn")` beside torch's module: `python benchmarks/torch_kernels.py [--out FILE]`.
+"""`Recurrent("lstm" | "gru" | "rnn")` against torch's module: `python benchmarks/torch_kernels.py [--out FILE]`.
 
 Both have the same weights; outputs and gradients are compared before anything is timed. They are timed in turn, by the
 processor time of the one thread they use, so that whatever else the machine does falls on neither or both. Printed are
@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from lem import Recurrent
-from lem.checkpoint import write_atomically
-from lem.experiment import environment
+from lem.atomic import write_atomically
+from lem.environment import environment
 
 MODULES = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 SIZES = [

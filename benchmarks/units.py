@@ -1,4 +1,4 @@
-"""The cells of the zoo that run on the kernel, beside the loop.
+"""The cells of the zoo that run on the kernel, compared with the loop.
 
     python benchmarks/units.py [--threads 1] [--cells cornn fastgrnn] [--out FILE]
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from lem.cells import CELLS, Cell
-from lem.checkpoint import write_atomically
-from lem.experiment import environment
+from lem.atomic import write_atomically
+from lem.environment import environment
+from lem.nn.cells import CELLS, Cell
 
 SHAPES = {
     "adding": (2000, 50, 2, 128),

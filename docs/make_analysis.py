@@ -15,8 +15,8 @@ from torch import nn
 
 from lem import LEMCell
 from lem.analysis import bounds, certificate, construct, relations, timescales
-from lem.cells import LEMState
 from lem.extras import pyplot
+from lem.nn.cells import LEMState
 
 IMAGES = Path(__file__).parent / "images"
 torch.set_default_dtype(torch.float64)

@@ -5,8 +5,8 @@ Any .ts or .arff file of the UCR and UEA archives will do; unequal lengths and m
 
 import sys
 
-from lem.estimators import LEMClassifier
-from lem.tables import read
+from lem.timeseries import LEMClassifier
+from lem.timeseries.files import read
 
 
 def main(train: str, test: str, epochs: int = 150) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lem.estimators import LEMClassifier
+from lem.timeseries import LEMClassifier
 
 FRAME, HOP, BANDS = 400, 160, 20
 

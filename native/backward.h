@@ -3,54 +3,9 @@
 // A team divides the hidden units, as forward, and the rows of the inputs' gradient. No two members add to the same sum,
 // so nothing depends on the size of the team.
 #pragma once
-#include "forward.h"
+#include "backward_work.h"
 
 namespace {
-
-template <class T> struct back_weights {
-    T *z, *y, *u, *zeros;
-    back_weights(const call<T>& c, arena& a)
-        : z(a.take<T>(c.d * c.padded())), y(a.take<T>(c.nv * c.d * c.padded())),
-          u(c.p.grad_u ? a.take<T>((c.nv + 1) * c.d * c.mb * c.L) : nullptr), zeros(a.take<T>(3 * c.L)) {}
-};
-
-// The weights' gradients of one team, in packed order; k runs over d units, then over m inputs and a one (the bias).
-template <class T> struct totals {
-    ptrdiff_t kd, ku;
-    T *gates, *value;
-    totals(const call<T>& c, arena& a)
-        : kd(up(c.d, outer_rows<T>())), ku(up(c.m + 1, outer_rows<T>())), gates(a.take<T>((kd + ku) * c.nv * c.padded())),
-          value(a.take<T>((kd + ku) * c.padded())) {}
-};
-
-template <class T> struct backward_work {  // of one team
-    ptrdiff_t rows;      // of a chunk, at most
-    ptrdiff_t jump;      // between the blocks of a chunk's panels
-    ptrdiff_t *before, *chunks, *segments;
-    states<T> state;     // here y and z hold the running gradients
-    T *y, *masked, *z, *u;       // previous y (masked where it entered the products), z, and [u, 1] of the chunk
-    T *gates;                    // gate values, where computed again
-    T *grads;                    // gA, gB, gC, gD: nv + 1 panels
-    T *y_0, *z_0;                // the state before the first step of the group or segment, jump n * L
-    totals<T> total;
-    states<T> again;             // for running a segment again
-    T* segment;
-    backward_work(const call<T>& c, const lem_plan& plan, arena& a)
-        : rows(most_rows(plan)), jump((rows | 1) * c.L), before(a.take<ptrdiff_t>(c.p.steps + 1)),
-          chunks(a.take<ptrdiff_t>(c.p.steps + 2)), segments(a.take<ptrdiff_t>(c.p.steps + 1)),
-          state(c, a, largest_group(plan)), y(a.take<T>(c.nb * jump)), masked(c.p.mask ? a.take<T>(c.nb * jump) : y),
-          z(a.take<T>(c.nb * jump)), u(a.take<T>((c.mb + 1) * jump)),
-          gates(c.p.keep == LEM_KEEP_STATES ? a.take<T>(4 * c.nb * jump) : nullptr),
-          grads(a.take<T>((c.nv + 1) * c.nb * jump)), y_0(a.take<T>(largest_group(plan) * c.padded())),
-          z_0(a.take<T>(largest_group(plan) * c.padded())), total(c, a),
-          again(c, a, c.p.keep == LEM_KEEP_SEGMENTS ? largest_group(plan) : 0),
-          segment(c.p.keep == LEM_KEEP_SEGMENTS ? a.take<T>(segment_row_steps(c, plan) * 6 * c.padded()) : nullptr) {}
-    static ptrdiff_t most_rows(const lem_plan& plan) { return larger(chunk_rows, largest_group(plan)); }
-    static ptrdiff_t segment_row_steps(const call<T>& c, const lem_plan& plan) {
-        const ptrdiff_t n = largest_group(plan), steps = c.p.segment < c.p.steps ? c.p.segment : c.p.steps;
-        return steps * n + larger(chunk_rows, n);
-    }
-};
 
 // What the backward pass of one step reads: the step's gates, z before it, and where its rows lie in the chunk.
 template <class T> struct step_view {
@@ -59,6 +14,9 @@ template <class T> struct step_view {
     const T* z_before;
     ptrdiff_t z_jump;
 };
+
+// The time step of one gate of one row and its derivatives by the affine map and by the elapsed time.
+template <class T> struct gate_slope { vec<T> step, by_map, by_elapsed; };
 
 template <class T> struct backward_pass {
     const call<T>& c;
@@ -69,32 +27,44 @@ template <class T> struct backward_pass {
     scratch<T>& own;
     team& members;               // share the products of a chunk
     team& stepping;              // share the steps: the same, or the leader alone
-    const range blocks;          // this member's unit blocks in the products of a chunk
-    const range step_blocks;     // and in the steps; empty where the leader steps alone
+    const bool steps;            // whether this member takes part in the steps
+    const shares mine;           // this member's unit blocks in the products of a chunk
+    const shares stepped;        // and in the steps
     static constexpr ptrdiff_t L = simd<T>::lanes;
 
-    bool steps() const { return step_blocks.first < step_blocks.last; }
-    T* grad(ptrdiff_t which) const { return work.grads + which * c.nb * work.jump; }
+    T* grad(ptrdiff_t which) const { return work.grads + which * c.nbz * work.jump; }
+
+    // `s` and `h` are the sigmoid and, where paced, the time step of row `row` of the chunk.
+    gate_slope<T> slope(const T* s, const T* h, ptrdiff_t row) const {
+        const T e = own.elapsed ? own.elapsed[row] : T(1);
+        if (!c.gated) {
+            const vec<T> fixed = splat(own.fixed ? own.fixed[row] : c.dt);
+            return {fixed, vec<T>{}, work.e_y ? stretch_slope<T>(splat(c.dt), fixed) : vec<T>{}};
+        }
+        const vec<T> sigma = load(s), g = c.time_step(sigma);
+        if (!h) return {g, c.time_step_slope(sigma), vec<T>{}};
+        const vec<T> step = load(h), by_elapsed = work.e_y ? stretch_slope<T>(g, step) : vec<T>{};
+        return {step, e == T(1) ? c.time_step_slope(sigma) : c.paced_slope(sigma, step, e), by_elapsed};
+    }
 
     // gB and gD of a step from the gradient that reaches y, to which `acc` is still to be added for the first `acc_rows`
     // rows; what passes by the step stays in the running gradient.
     void into_y(const step_view<T>& v, ptrdiff_t b, const T* acc, ptrdiff_t acc_jump, ptrdiff_t acc_rows) const {
-        const ptrdiff_t live = c.live(b), here = b * work.jump + v.at * L, running_at = b * work.state.jump;
-        T *const gB = c.gated ? grad(1) + here : nullptr, *const gD = grad(c.nv) + here;
+        const ptrdiff_t live = c.live(c.dy, b), here = b * work.jump + v.at * L, running_at = b * work.state.jump;
+        T *const gB = c.gated ? grad(1) + here : nullptr, *const gD = grad(c.nv()) + here;
         const T *y = work.y + here, *td = v.g.td + b * v.g.jump, *s2 = v.g.s2 + b * v.g.jump;
+        const T* const h2 = v.g.h2 ? v.g.h2 + b * v.g.jump : nullptr;
         for (ptrdiff_t r = 0; r < v.n; ++r) {
             const vec<T> t = load(td + r * L);
             vec<T> gy = load(work.state.y + running_at + r * L);
             if (r < acc_rows) gy += load(acc + r * acc_jump);
             if (const T* const given = own.grad_out[r]) gy += load_row(given + b * L, live);
-            vec<T> step = splat(c.dt);
-            if (gB) {
-                const vec<T> sigma = load(s2 + r * L);
-                step = c.time_step(sigma);
-                store(gB + r * L, gy * (t - load(y + r * L)) * c.time_step_slope(sigma));
-            }
-            store(gD + r * L, gy * step * (T(1) - t * t));
-            store(work.state.y + running_at + r * L, gy * (T(1) - step));
+            const gate_slope<T> gate = slope(s2 + r * L, h2 ? h2 + r * L : nullptr, v.at + r);
+            const vec<T> moved = gy * (t - load(y + r * L));
+            if (gB) store(gB + r * L, moved * gate.by_map);
+            if (work.e_y) store(work.e_y + here + r * L, moved * gate.by_elapsed);
+            store(gD + r * L, gy * gate.step * (T(1) - t * t));
+            store(work.state.y + running_at + r * L, gy * (T(1) - gate.step));
         }
     }
     // Before it is added, not while: fused into one operation in one place and not in another, the last bit would depend on
@@ -115,65 +85,83 @@ template <class T> struct backward_pass {
     // gA and gC of a step from the gradient that reaches z.
     void into_z(const step_view<T>& v, ptrdiff_t b, const T* acc, ptrdiff_t acc_jump) const {
         const ptrdiff_t here = b * work.jump + v.at * L;
-        T *gA = c.gated ? grad(0) + here : nullptr, *gC = grad(c.nv - 1) + here;
+        T *gA = c.gated ? grad(0) + here : nullptr, *gC = grad(c.nv() - 1) + here;
         const T *z = v.z_before + b * v.z_jump, *tc = v.g.tc + b * v.g.jump, *s1 = v.g.s1 + b * v.g.jump;
+        const T* const h1 = v.g.h1 ? v.g.h1 + b * v.g.jump : nullptr;
         for (ptrdiff_t r = 0; r < v.n; ++r) {
             T* const running = work.state.z + b * work.state.jump + r * L;
+            const bool restart = own.restart && own.restart[v.at + r];
             const vec<T> gz = load(running) + load(acc + r * acc_jump), t = load(tc + r * L);
-            vec<T> step = splat(c.dt);
-            if (gA) {
-                const vec<T> sigma = load(s1 + r * L);
-                step = c.time_step(sigma);
-                store(gA + r * L, gz * (t - load(z + r * L)) * c.time_step_slope(sigma));
-            }
-            store(gC + r * L, gz * step * (T(1) - t * t));
-            store(running, gz * (T(1) - step));
+            const gate_slope<T> gate = slope(s1 + r * L, h1 ? h1 + r * L : nullptr, v.at + r);
+            const vec<T> moved = gz * (t - load(restart ? work.state.z_start + b * L : z + r * L));
+            if (gA) store(gA + r * L, moved * gate.by_map);
+            if (work.e_z) store(work.e_z + here + r * L, moved * gate.by_elapsed);
+            store(gC + r * L, gz * gate.step * (T(1) - t * t));
+            store(running, gz * (T(1) - gate.step));
+            if (restart) to_start(running, work.from_z + b * work.state.jump + r * L);
+        }
+    }
+    // What reaches the state at a restart goes to the first state and no further.
+    void to_start(T* running, T* start) const {
+        store(start, load(start) + load(running));
+        store(running, vec<T>{});
+    }
+    void restart_y(const step_view<T>& v, ptrdiff_t b, T* acc, ptrdiff_t acc_jump) const {
+        for (ptrdiff_t r = 0; r < v.n; ++r) {
+            if (!own.restart[v.at + r]) continue;
+            T* const running = work.state.y + b * work.state.jump + r * L;
+            store(running, load(running) + load(acc + r * acc_jump));
+            store(acc + r * acc_jump, vec<T>{});
+            to_start(running, work.from_y + b * work.state.jump + r * L);
         }
     }
 
-    // One step back: gD -> z, then gA, gB, gC -> y of the step before.
-    void step(const group& q, ptrdiff_t s, const step_view<T>& v, const step_view<T>* earlier) const {
-        const ptrdiff_t first = step_blocks.first, last = step_blocks.last;
-        const span<T> from_d = {grad(c.nv) + v.at * L, c.d, work.jump};
-        pair_products(first, last, &from_d, 1, c.d, back.z, back.zeros, 0, own.acc, v.n,
-                      [&](ptrdiff_t b, const T* acc, ptrdiff_t jump) { into_z(v, b, acc, jump); });
+    // One step back: gD -> z, then gA, gB, gC -> y of the step before. Returns whether to leave.
+    bool step(const group& q, ptrdiff_t s, const step_view<T>& v, const step_view<T>* earlier) const {
+        const span<T> from_d = operand(c, {grad(c.nv()) + v.at * L, c.dy, work.jump}, v.n, own.words, own.word_jump);
+        call_pairs(c, stepped.z, &from_d, 1, back.z, back.zeros, 0, own.acc, v.n,
+                   [&](ptrdiff_t b, const T* acc, ptrdiff_t jump) { into_z(v, b, acc, jump); });
         stepping.meet();
         span<T> from_gates[3];
-        for (ptrdiff_t i = 0; i < c.nv; ++i) from_gates[i] = {grad(i) + v.at * L, c.d, work.jump};
+        for (ptrdiff_t i = 0; i < c.nv(); ++i)
+            from_gates[i] = operand(c, {grad(i) + v.at * L, i == 1 ? c.dy : c.dz, work.jump}, v.n,
+                                    own.words + i * half(c.nbz) * own.word_jump, own.word_jump);
         if (earlier) find_grad_out(q, s - 1);
         const auto end = [&](ptrdiff_t b, T* acc, ptrdiff_t jump) {
             mask_sum(b, acc, jump, v.n);
+            if (own.restart) restart_y(v, b, acc, jump);
             if (earlier) return into_y(*earlier, b, acc, jump, v.n);
             T* const running = work.state.y + b * work.state.jump;
             for (ptrdiff_t r = 0; r < v.n; ++r) store(running + r * L, load(running + r * L) + load(acc + r * jump));
         };
-        pair_products(first, last, from_gates, c.nv, c.nv * c.d, back.y, back.zeros, 0, own.acc, v.n, end);
-        stepping.meet();
+        call_pairs(c, stepped.y, from_gates, c.nv(), back.y, back.zeros, 0, own.acc, v.n, end);
+        return stepping.meet_to_leave();
     }
 
     // Gather what the chunk's products need of step s into panels over all its row-steps; `part` of the blocks.
-    void gather(const group& q, ptrdiff_t s, ptrdiff_t first, const kept<T>& source, ptrdiff_t origin, range part) const {
+    void gather(const group& q, ptrdiff_t s, ptrdiff_t first, const kept<T>& source, ptrdiff_t origin, const shares& part) const {
         const lem_problem& p = c.p;
-        const ptrdiff_t n = q.active(s), at = (q.before[s] - q.before[first]) * L;
-        const T* const z = source.at(c, q.before[s] - q.before[origin], n, 0);
+        const ptrdiff_t n = q.active(s), row_at = q.before[s] - q.before[first], at = row_at * L;
+        const T* const z = source.z(c, q.before[s] - q.before[origin]);
         const ptrdiff_t n_before = s > origin ? q.active(s - 1) : q.n;
         const T* y_before = work.y_0;  // a panel of n_before rows; null: rows of the outputs
         if (s > origin)
-            y_before = source.parts == 6 ? source.at(c, q.before[s - 1] - q.before[origin], n_before, 5) : nullptr;
-        for (ptrdiff_t b = part.first; b < part.last; ++b)
+            y_before = source.parts == keep_y ? source.y(c, q.before[s - 1] - q.before[origin], n_before) : nullptr;
+        for (ptrdiff_t b = part.z.first; b < part.z.last; ++b)
             for (ptrdiff_t r = 0; r < n; ++r) store(work.z + b * work.jump + at + r * L, load(z + (b * n + r) * L));
-        const ptrdiff_t end = part.last * L < c.d ? part.last * L : c.d;  // of the units
+        const ptrdiff_t end = part.y.last * L < c.dy ? part.y.last * L : c.dy;  // of the units
         for (ptrdiff_t r = 0; r < n; ++r) {
             const ptrdiff_t t = q.time(p, r, s), row = q.row[r];
             T *const y = work.y + at + r * L, *const u = work.u + at + r * L;
-            if (y_before)
-                for (ptrdiff_t b = part.first; b < part.last; ++b)
-                    store(y + b * work.jump, load(y_before + (b * n_before + r) * L));
-            else
-                to_panel(static_cast<const T*>(p.out) + ((p.reverse ? t + 1 : t - 1) * c.B + row) * c.d + part.first * L,
-                         end - part.first * L, y + part.first * work.jump, work.jump);
+            const bool restart = own.restart && own.restart[row_at + r];
+            if (restart || y_before)
+                for (ptrdiff_t b = part.y.first; b < part.y.last; ++b)
+                    store(y + b * work.jump, load(restart ? work.state.y_start + b * L : y_before + (b * n_before + r) * L));
+            else if (part.y.first * L < end)
+                to_panel(static_cast<const T*>(p.out) + ((p.reverse ? t + 1 : t - 1) * c.B + row) * c.dy + part.y.first * L,
+                         end - part.y.first * L, y + part.y.first * work.jump, work.jump);
             if (work.state.mask)
-                for (ptrdiff_t b = part.first; b < part.last; ++b)
+                for (ptrdiff_t b = part.y.first; b < part.y.last; ++b)
                     store(work.masked + at + b * work.jump + r * L,
                           load(y + b * work.jump) * load(work.state.mask + b * work.state.jump + r * L));
             if (!members.leads()) continue;
@@ -184,27 +172,58 @@ template <class T> struct backward_pass {
     }
 
     // The weights' gradients of a chunk.
-    template <int NV> void outer_panel(ptrdiff_t rows, const T* g, ptrdiff_t g_jump, const T* state, T* total) const {
+    template <int NV>
+    void outer_panel(const outer_operands<T>& x, const T* g, ptrdiff_t g_jump, const T* state, ptrdiff_t units, T* total) const {
         constexpr ptrdiff_t R = outer_rows<T>();
-        for (ptrdiff_t k = 0; k < work.total.kd; k += R)
-            outer<T, NV>(rows, state + k / L * work.jump + k % L, g, g_jump, total + k * NV * L);
+        for (ptrdiff_t k = 0; k < units; k += R)
+            call_outer<T, NV>(c, x.rows, state + k / L * x.jump + k % L, g, g_jump, total + k * NV * L);
         for (ptrdiff_t k = 0; k < work.total.ku; k += R)
-            outer<T, NV>(rows, work.u + k / L * work.jump + k % L, g, g_jump, total + (work.total.kd + k) * NV * L);
+            call_outer<T, NV>(c, x.rows, x.u + k / L * x.jump + k % L, g, g_jump, total + (units + k) * NV * L);
     }
-    void outer_pairs(ptrdiff_t rows, const T* g, const T* state, T* total) const {
-        const ptrdiff_t k = work.total.kd + work.total.ku;
+    void outer_pairs(const outer_operands<T>& x, range blocks, const T* g, const T* state, ptrdiff_t units, T* total) const {
+        const ptrdiff_t k = units + work.total.ku;
         for (ptrdiff_t b = blocks.first; b < blocks.last; b += 2)
-            if (c.nb - b < 2) outer_panel<1>(rows, g + b * work.jump, work.jump, state, total + b * k * L);
-            else outer_panel<2>(rows, g + b * work.jump, work.jump, state, total + b * k * L);
+            if (blocks.last - b < 2) outer_panel<1>(x, g + b * x.jump, x.jump, state, units, total + b * k * L);
+            else outer_panel<2>(x, g + b * x.jump, x.jump, state, units, total + b * k * L);
+    }
+    outer_operands<T> weave(ptrdiff_t rows) const {
+        if (!c.paired) return {rows, work.jump, work.masked, work.z, work.u, work.grads};
+        const ptrdiff_t jump = work.woven_jump, panel = c.nbz * jump;
+        weave_rows(work.masked, work.jump, mine.y, rows, work.y_woven, jump);
+        weave_rows(work.z, work.jump, mine.z, rows, work.z_woven, jump);
+        if (members.leads()) weave_rows(work.u, work.jump, {0, c.mb + 1}, rows, work.u_woven, jump);
+        for (ptrdiff_t i = 0; i <= c.nv(); ++i)
+            weave_rows(grad(i), work.jump, i == c.nv() || (c.gated && i == 1) ? mine.y : mine.z, rows, work.grads_woven + i * panel, jump);
+        members.meet();
+        return {half(rows), jump, work.y_woven, work.z_woven, work.u_woven, work.grads_woven};
     }
     void weight_gradients(ptrdiff_t rows) const {
-        const ptrdiff_t k = work.total.kd + work.total.ku;
-        if (c.gated)
-            for (ptrdiff_t b = blocks.first; b < blocks.last; ++b)
-                outer_panel<3>(rows, grad(0) + b * work.jump, c.nb * work.jump, work.masked, work.total.gates + b * k * 3 * L);
-        else
-            outer_pairs(rows, grad(0), work.masked, work.total.gates);
-        outer_pairs(rows, grad(c.nv), work.z, work.total.value);
+        const totals<T>& total = work.total;
+        const outer_operands<T> x = weave(rows);
+        const ptrdiff_t panel = c.nbz * x.jump;
+        for (ptrdiff_t b = mine.z.first; c.gated && b < mine.z.last; ++b) {
+            const T* const g = x.grads + b * x.jump;
+            if (b < c.nby) outer_panel<3>(x, g, panel, x.y, total.ky, total.of_gates(c, b));
+            else outer_panel<2>(x, g, 2 * panel, x.y, total.ky, total.of_gates(c, b));
+        }
+        if (!c.gated) outer_pairs(x, mine.z, x.grads, x.y, total.ky, total.gates);
+        outer_pairs(x, mine.y, x.grads + c.nv() * panel, x.z, total.kz, total.value);
+    }
+
+    // The gradient of the elapsed times of a chunk: the sum over the units, in the same order whatever the team.
+    void elapsed_gradient(const group& q, ptrdiff_t first, ptrdiff_t last) const {
+        T* const to = static_cast<T*>(c.p.grad_elapsed);
+        for (ptrdiff_t s = first; s < last; ++s)
+            for (ptrdiff_t r = 0; r < q.active(s); ++r) {
+                const ptrdiff_t at = (q.before[s] - q.before[first] + r) * L, item = q.elapsed(c.p, r, s);
+                if (item < 0) continue;
+                vec<T> sum = {};
+                for (ptrdiff_t b = 0; b < c.nby; ++b) sum += load(work.e_y + b * work.jump + at);
+                for (ptrdiff_t b = 0; b < c.nbz; ++b) sum += load(work.e_z + b * work.jump + at);
+                T total = T(0);
+                for (ptrdiff_t i = 0; i < L; ++i) total += sum[i];
+                to[item] = total;
+            }
     }
 
     // The inputs' gradient of a chunk; members divide its steps.
@@ -215,47 +234,55 @@ template <class T> struct backward_pass {
         const ptrdiff_t rows = q.before[stop] - q.before[begin], shift = (q.before[begin] - q.before[first]) * L;
         if (rows == 0) return;
         span<T> from[4];
-        for (ptrdiff_t i = 0; i <= c.nv; ++i) from[i] = {grad(i) + shift, c.d, work.jump};
+        for (ptrdiff_t i = 0; i <= c.nv(); ++i)
+            from[i] = operand(c, {grad(i) + shift, i % 2 ? c.dy : c.dz, work.jump}, rows, own.words + i * half(c.nbz) * own.word_jump,
+                              own.word_jump);
         const auto end = [&](ptrdiff_t b, const T* acc, ptrdiff_t jump) {
             const ptrdiff_t k = b * L, live = c.m - k < L ? c.m - k : L;
             for (ptrdiff_t s = begin; s < stop; ++s)
                 for (ptrdiff_t r = 0; r < q.active(s); ++r, acc += jump)
                     store_row(static_cast<T*>(p.grad_u) + (q.time(p, r, s) * c.B + q.row[r]) * c.m + k, load(acc), live);
         };
-        pair_products(0, c.mb, from, c.nv + 1, (c.nv + 1) * c.d, back.u, back.zeros, 0, own.acc, rows, end);
+        call_pairs(c, {0, c.mb}, from, c.nv() + 1, back.u, back.zeros, 0, own.acc, rows, end);
     }
 
-    // Steps [first, last), whose kept values begin at step `origin` (the group's first, or the segment's).
-    void chunk(const group& q, ptrdiff_t first, ptrdiff_t last, const kept<T>& source, ptrdiff_t origin) const {
-        const ptrdiff_t rows = q.before[last] - q.before[first], part = c.nb * work.jump;
-        if (source.parts < 5) {  // all steps of the chunk at once: their states are known
-            for (ptrdiff_t s = first; s < last; ++s) gather(q, s, first, source, origin, blocks);
+    // Steps [first, last), whose kept values begin at step `origin` (the group's first, or the segment's). Returns whether to
+    // leave, as do those that call it.
+    bool chunk(const group& q, ptrdiff_t first, ptrdiff_t last, const kept<T>& source, ptrdiff_t origin) const {
+        const ptrdiff_t rows = q.before[last] - q.before[first];
+        if (own.elapsed || own.restart)
+            for (ptrdiff_t s = first; s < last; ++s) own.read_step(c, q, s, q.before[s] - q.before[first]);
+        if (source.parts < keep_gates) {  // all steps of the chunk at once: their states are known
+            for (ptrdiff_t s = first; s < last; ++s) gather(q, s, first, source, origin, mine);
             members.meet();
-            const gate_values<T> g = {work.gates, work.gates + part, work.gates + 2 * part, work.gates + 3 * part, work.jump};
-            const span<T> from_y[2] = {{work.masked, c.d, work.jump}, {work.u, c.m, work.jump}};
-            const span<T> from_z[2] = {{work.z, c.d, work.jump}, {work.u, c.m, work.jump}};
-            gates_phase<T>(c, w, blocks, from_y, rows, own.acc, {c, g, nullptr, nullptr, 0});
-            value_phase<T>(c, w, blocks, from_z, rows, own.acc, {c, g, nullptr, nullptr, nullptr});
-            if (stepping.size < members.size) members.meet();  // the leader reads all blocks
+            const gate_values<T> g(c, work.gates, work.jump);
+            const span<T> from_u = operand(c, {work.u, c.m, work.jump}, rows, own.u_words, own.word_jump);
+            const span<T> from_y[2] = {operand(c, {work.masked, c.dy, work.jump}, rows, own.words, own.word_jump), from_u};
+            gates_phase<T>(c, w, mine.z, from_y, rows, own.acc, {c, g, own, nullptr, nullptr, 0});
+            const span<T> from_z[2] = {operand(c, {work.z, c.dz, work.jump}, rows, own.words, own.word_jump), from_u};
+            value_phase<T>(c, w, mine.y, from_z, rows, own.acc, {c, g, own, nullptr, nullptr});
+            // Steps read what other members have computed: the leader alone all of it, others the gates of y.
+            if (stepping.size < members.size || c.dy != c.dz) members.meet();
         }
-        if (steps()) back_through(q, first, last, source, origin);
-        members.meet();
+        if (steps) back_through(q, first, last, source, origin);
+        if (members.meet_to_leave()) return true;
         weight_gradients(rows);
         if (c.p.grad_u) input_gradient(q, first, last);
-        members.meet();
+        if (c.p.grad_elapsed && members.leads()) elapsed_gradient(q, first, last);
+        return members.meet_to_leave();
     }
     void back_through(const group& q, ptrdiff_t first, ptrdiff_t last, const kept<T>& source, ptrdiff_t origin) const {
-        const bool gathers = source.parts >= 5;
-        if (gathers) gather(q, last - 1, first, source, origin, step_blocks);
+        const bool gathers = source.parts >= keep_gates;
+        if (gathers) gather(q, last - 1, first, source, origin, stepped);
         step_view<T> now = view(q, last - 1, first, source, origin);
         find_grad_out(q, last - 1);
-        for (ptrdiff_t b = step_blocks.first; b < step_blocks.last; ++b) into_y(now, b, nullptr, 0, 0);
+        for (ptrdiff_t b = stepped.y.first; b < stepped.y.last; ++b) into_y(now, b, nullptr, 0, 0);
         stepping.meet();
         for (ptrdiff_t s = last - 1; s >= first; --s) {
             if (s > first) {
-                if (gathers) gather(q, s - 1, first, source, origin, step_blocks);
+                if (gathers) gather(q, s - 1, first, source, origin, stepped);
                 const step_view<T> earlier = view(q, s - 1, first, source, origin);
-                step(q, s, now, &earlier);
+                if (step(q, s, now, &earlier)) return;
                 now = earlier;
             } else {
                 step(q, s, now, nullptr);
@@ -266,48 +293,46 @@ template <class T> struct backward_pass {
     step_view<T> view(const group& q, ptrdiff_t s, ptrdiff_t first, const kept<T>& source, ptrdiff_t origin) const {
         const ptrdiff_t n = q.active(s), at = q.before[s] - q.before[first], kept_at = q.before[s] - q.before[origin];
         const ptrdiff_t n_before = s > origin ? q.active(s - 1) : q.n;
-        step_view<T> v = {n, at, {}, work.z_0, n_before * L};
-        if (s > origin) v.z_before = source.at(c, q.before[s - 1] - q.before[origin], n_before, 0);
-        if (source.parts < 5) {
-            const ptrdiff_t part = c.nb * work.jump;
-            T* const g = work.gates + at * L;
-            v.g = {g, g + part, g + 2 * part, g + 3 * part, work.jump};
-        } else {
-            const ptrdiff_t part = n * c.padded();
-            T* const g = source.at(c, kept_at, n, 1);
-            v.g = {g, g + part, g + 2 * part, g + 3 * part, n * L};
-        }
+        const T* const z_before = s > origin ? source.z(c, q.before[s - 1] - q.before[origin]) : work.z_0;
+        const bool again = source.parts < keep_gates;
+        const gate_values<T> chunk_wide(c, again ? work.gates : source.gates(c, kept_at, n), again ? work.jump : n * L);
+        step_view<T> v = {n, at, chunk_wide, z_before, n_before * L};
+        if (again) v.g.skip(at * L);
         return v;
     }
 
-    void run(ptrdiff_t g, const char* saved) const {
+    bool run(ptrdiff_t g, const char* saved) const {
         const lem_problem& p = c.p;
         const group q(plan, g, work.before, members.leads());
         states<T>& state = work.state;
         char* const kept_bytes = const_cast<char*>(saved);  // read only; `kept` serves both directions
         if (members.leads()) {
-            set_mask(c, q, state);
-            for (ptrdiff_t i = 0; i < c.nb * state.jump; i += L) store(state.y + i, vec<T>{}), store(state.z + i, vec<T>{});
-            if (p.grad_y_n) read_rows(c, q, p.grad_y_n, state.y, state.jump);
-            if (p.grad_z_n) read_rows(c, q, p.grad_z_n, state.z, state.jump);
+            set_fixed(c, q, state);
+            for (ptrdiff_t i = 0; i < c.nby * state.jump; i += L) store(state.y + i, vec<T>{});
+            for (ptrdiff_t i = 0; i < c.nbz * state.jump; i += L) store(state.z + i, vec<T>{});
+            for (ptrdiff_t i = 0; p.resets && i < c.nby * state.jump; i += L) store(work.from_y + i, vec<T>{});
+            for (ptrdiff_t i = 0; p.resets && i < c.nbz * state.jump; i += L) store(work.from_z + i, vec<T>{});
+            if (p.grad_y_n) read_rows(c.dy, q, p.grad_y_n, state.y, state.jump);
+            if (p.grad_z_n) read_rows(c.dz, q, p.grad_z_n, state.z, state.jump);
         }
-        if (p.keep == LEM_KEEP_SEGMENTS) {
-            if (members.leads()) set_mask(c, q, work.again);
+        if (p.keep == LEM_KEEP_BOUNDED) {
+            if (members.leads()) set_fixed(c, q, work.again);
             members.meet();
-            segments(q, g, kept_bytes);
+            if (segments(q, g, kept_bytes)) return true;
         } else {
             if (members.leads()) {
-                read_rows(c, q, p.y_0, work.y_0, q.n * L);
-                read_rows(c, q, p.z_0, work.z_0, q.n * L);
+                read_rows(c.dy, q, p.y_0, work.y_0, q.n * L);
+                read_rows(c.dz, q, p.z_0, work.z_0, q.n * L);
             }
             members.meet();
-            const ptrdiff_t parts = p.keep == LEM_KEEP_GATES ? 5 : 1;
-            T* const base = reinterpret_cast<T*>(kept_bytes) + plan.before[g] * parts * c.padded();
-            chunks(q, 0, q.steps, {base, parts}, 0);
+            const kept<T> all = {reinterpret_cast<T*>(kept_bytes), p.keep == LEM_KEEP_STORE ? keep_gates : keep_z};
+            if (chunks(q, 0, q.steps, {all.step(c, plan.before[g]), all.parts}, 0)) return true;
         }
         if (members.leads()) {
-            write_rows(c, q, state.y, state.jump, p.grad_y_0);
-            write_rows(c, q, state.z, state.jump, p.grad_z_0);
+            write_rows(c.dy, q, state.y, state.jump, p.grad_y_0);
+            write_rows(c.dz, q, state.z, state.jump, p.grad_z_0);
+            if (p.resets) write_rows(c.dy, q, work.from_y, state.jump, p.grad_y_start);
+            if (p.resets) write_rows(c.dz, q, work.from_z, state.jump, p.grad_z_start);
             if (p.grad_u)
                 for (ptrdiff_t r = 0; r < q.n; ++r)
                     for (ptrdiff_t t = q.length[r]; t < p.steps; ++t) {
@@ -316,10 +341,11 @@ template <class T> struct backward_pass {
                     }
         }
         members.meet();
+        return false;
     }
 
     // From the last segment to the first: run it again from its kept state, then go back through it.
-    void segments(const group& q, ptrdiff_t g, char* saved) const {
+    bool segments(const group& q, ptrdiff_t g, char* saved) const {
         ptrdiff_t count = 0;
         for (ptrdiff_t s = 0; s < q.steps; s = q.segment_end(s, c.p.segment)) ++count;
         states<T>& again = work.again;
@@ -330,28 +356,30 @@ template <class T> struct backward_pass {
         }
         while (count-- > 0) {
             const T* const from = segment_states(c, plan, saved, count, g);
-            const ptrdiff_t items = q.n * c.padded();
             if (members.leads()) {
-                for (ptrdiff_t i = 0; i < items; i += L) {
-                    store(work.y_0 + i, load(from + i));
-                    store(work.z_0 + i, load(from + items + i));
-                }
-                for (ptrdiff_t b = 0; b < c.nb; ++b)
-                    for (ptrdiff_t i = 0; i < q.n * L; i += L) {
-                        store(again.y + b * again.jump + i, load(from + b * q.n * L + i));
-                        store(again.z + b * again.jump + i, load(from + items + b * q.n * L + i));
-                    }
+                from_segment(q, from, c.nby, work.y_0, again.y);
+                from_segment(q, from + q.n * c.padded_y(), c.nbz, work.z_0, again.z);
                 apply_mask(c, again);
             }
             members.meet();
             const ptrdiff_t first = work.segments[count], last = work.segments[count + 1];
-            const kept<T> source = {work.segment, 6};
-            if (steps()) run_steps(c, w, q, again, own, stepping, step_blocks, first, last, source, false);
-            chunks(q, first, last, source, first);
+            const kept<T> source = {work.segment, keep_y};
+            if (steps) run_steps(c, w, q, again, own, stepping, stepped, first, last, source, false);
+            if (chunks(q, first, last, source, first)) return true;
         }
+        return false;
     }
 
-    void chunks(const group& q, ptrdiff_t first, ptrdiff_t last, const kept<T>& source, ptrdiff_t origin) const {
+    void from_segment(const group& q, const T* from, ptrdiff_t blocks, T* before, T* state) const {
+        for (ptrdiff_t b = 0; b < blocks; ++b)
+            for (ptrdiff_t i = 0; i < q.n * L; i += L) {
+                const vec<T> value = load(from + b * q.n * L + i);
+                store(before + b * q.n * L + i, value);
+                store(state + b * work.again.jump + i, value);
+            }
+    }
+
+    bool chunks(const group& q, ptrdiff_t first, ptrdiff_t last, const kept<T>& source, ptrdiff_t origin) const {
         ptrdiff_t count = 0;
         if (members.leads()) {
             for (ptrdiff_t s = first; s < last; s = q.chunk_end(s)) work.chunks[1 + count++] = s;
@@ -360,26 +388,11 @@ template <class T> struct backward_pass {
         }
         members.meet();
         count = work.chunks[0];
-        while (count-- > 0) chunk(q, work.chunks[1 + count], work.chunks[2 + count], source, origin);
+        while (count-- > 0)
+            if (chunk(q, work.chunks[1 + count], work.chunks[2 + count], source, origin)) return true;
+        return false;
     }
 };
-
-// Add the teams' totals and write unit block `b` of one map's gradient; k runs as in `totals`.
-template <class T>
-void unpack(const call<T>& c, const totals<T>& shape, const T* first, ptrdiff_t team_jump, ptrdiff_t teams,
-            ptrdiff_t nv, ptrdiff_t live, T* grad_w, T* grad_u, T* grad_bias) {
-    const auto sum = [&](ptrdiff_t k, ptrdiff_t lane) {
-        T s = T(0);
-        for (ptrdiff_t t = 0; t < teams; ++t)
-            s += reinterpret_cast<const T*>(reinterpret_cast<const char*>(first) + t * team_jump)[k * nv * c.L + lane];
-        return s;
-    };
-    for (ptrdiff_t lane = 0; lane < live; ++lane) {
-        for (ptrdiff_t k = 0; k < c.d; ++k) grad_w[lane * c.d + k] = sum(k, lane);
-        for (ptrdiff_t k = 0; k < c.m; ++k) grad_u[lane * c.m + k] = sum(shape.kd + k, lane);
-        if (grad_bias) grad_bias[lane] = sum(shape.kd + c.m, lane);
-    }
-}
 
 template <class T> void backward_all(const lem_problem& p, const lem_plan& plan, const char* saved, char* memory) {
     const call<T> c(p);
@@ -387,17 +400,18 @@ template <class T> void backward_all(const lem_problem& p, const lem_plan& plan,
     const weights<T> w(c, shared);
     const back_weights<T> back(c, shared);
     int64_t* const met = shared.take<int64_t>(plan.threads * team::line);
-    const ptrdiff_t pairs = (c.nb + 1) / 2, slots = plan.threads / plan.team;
-    parallel(plan.threads, [&](ptrdiff_t t, ptrdiff_t count) {
-        if (p.keep != LEM_KEEP_GATES)
+    const ptrdiff_t pairs = (c.nbz + 1) / 2, slots = plan.threads / plan.team;
+    const ptrdiff_t parts[4] = {c.dz, c.dy, c.gated ? c.dz : 0, c.dy};  // rows of the maps; two of them where not gated
+    parallel(plan.running, [&](ptrdiff_t t, ptrdiff_t count) {
+        if (p.keep != LEM_KEEP_STORE)
             for (ptrdiff_t pair = t; pair < pairs; pair += count) pack_pair(c, w, pair);
-        for (ptrdiff_t i = t; i < plan.threads; i += count) met[i * team::line] = 0;
+        for (ptrdiff_t i = t; i < plan.threads; i += count) met[i * team::line] = met[i * team::line + 1] = 0;
         if (t == 0) {
-            pack_columns(static_cast<const T*>(p.weight_z), c.d, c.d, back.z);
+            pack_columns(c, p.weight_z, &c.dy, 1, c.dz, back.z);
             for (ptrdiff_t i = 0; i < 3 * c.L; ++i) back.zeros[i] = T(0);
-            if (p.grad_u) pack_columns(static_cast<const T*>(p.weight_u), (c.nv + 1) * c.d, c.m, back.u);
+            if (p.grad_u) pack_columns(c, p.weight_u, parts, c.nv() + 1, c.m, back.u);
         }
-        if (t == count - 1) pack_columns(static_cast<const T*>(p.weight_y), c.nv * c.d, c.d, back.y);
+        if (t == count - 1) pack_columns(c, p.weight_y, parts, c.nv(), c.dy, back.y);
     });
     arena one{nullptr}, two{nullptr};
     backward_work<T>(c, plan, one);
@@ -408,35 +422,23 @@ template <class T> void backward_all(const lem_problem& p, const lem_plan& plan,
         arena own_memory{memory + start + slots * each + (slot * plan.team + members.member) * own_each};
         backward_work<T> work(c, plan, team_memory);
         scratch<T> own(c, plan, own_memory, backward_work<T>::most_rows(plan));
-        const range blocks = c.blocks(members);
-        const ptrdiff_t k = work.total.kd + work.total.ku, from = blocks.first * k * c.L, to = blocks.last * k * c.L;
-        for (ptrdiff_t i = from * c.nv; i < to * c.nv; ++i) work.total.gates[i] = T(0);
-        for (ptrdiff_t i = from; i < to; ++i) work.total.value[i] = T(0);
+        const shares mine = {c.blocks(members, c.nby), c.blocks(members, c.nbz)};
+        for (T* t = work.total.of_gates(c, mine.z.first); t < work.total.of_gates(c, mine.z.last); ++t) *t = T(0);
+        for (T* t = work.total.of_value(c, mine.y.first); t < work.total.of_value(c, mine.y.last); ++t) *t = T(0);
         team alone;
-        const range all = {0, members.leads() ? c.nb : 0};
+        alone.stop = plan.stop;
+        const shares all = {{0, c.nby}, {0, c.nbz}};
+        const bool steps = plan.share_steps || members.leads();
         const backward_pass<T> pass = {c, plan, w, back, work, own, members, plan.share_steps ? members : alone,
-                                       blocks, plan.share_steps ? blocks : all};
-        for (ptrdiff_t g = slot; g < plan.groups; g += slots) pass.run(g, saved);
+                                       steps, mine, plan.share_steps ? mine : all};
+        for (ptrdiff_t g = slot; g < plan.groups; g += slots)
+            if (pass.run(g, saved)) return;
     });
     arena first{memory + start};
     const backward_work<T> work(c, plan, first);
-    const totals<T>& total = work.total;
-    T *gu = static_cast<T*>(p.grad_weight_u), *gy = static_cast<T*>(p.grad_weight_y), *gz = static_cast<T*>(p.grad_weight_z);
-    T* const gb = static_cast<T*>(p.grad_bias);
-    parallel(plan.threads, [&](ptrdiff_t t, ptrdiff_t count) {
-        const ptrdiff_t k = total.kd + total.ku, d = c.d, L = c.L;
-        const auto write = [&](const T* from, ptrdiff_t nv, ptrdiff_t b, ptrdiff_t map, T* grad_w) {
-            const ptrdiff_t unit = b * L, row = map * d + unit;
-            unpack(c, total, from, each, slots, nv, c.live(b), grad_w + unit * d, gu + row * c.m, gb ? gb + row : nullptr);
-        };
-        for (ptrdiff_t b = t; b < c.nb; b += count) {
-            const ptrdiff_t pair = b / 2 * 2, nv = c.nb - pair < 2 ? 1 : 2, paired = pair * k * L + (b - pair) * L;
-            if (c.gated)
-                for (ptrdiff_t i = 0; i < 3; ++i) write(total.gates + (b * k * 3 + i) * L, 3, b, i, gy + i * d * d);
-            else
-                write(total.gates + paired, nv, b, 0, gy);
-            write(total.value + paired, nv, b, c.nv, gz);
-        }
+    const unpacking<T> unpack = {c, each, slots};
+    parallel(plan.running, [&](ptrdiff_t t, ptrdiff_t count) {
+        for (ptrdiff_t b = t; b < c.nbz; b += count) unpack.block(work.total, b);
     });
 }
 

@@ -10,6 +10,7 @@ constexpr ptrdiff_t chunk_rows = LEM_CHUNK_ROWS;
 
 inline ptrdiff_t up(ptrdiff_t n, ptrdiff_t to) { return (n + to - 1) / to * to; }
 inline ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
+inline ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 
 struct range { ptrdiff_t first, last; };
 
@@ -28,31 +29,48 @@ struct arena {
 template <class T> struct call {
     static constexpr ptrdiff_t L = simd<T>::lanes;
     const lem_problem& p;
-    const bool gated, clipped;
-    const ptrdiff_t d, m, B;
-    const ptrdiff_t nb, mb;      // blocks of hidden units and of inputs
-    const ptrdiff_t K;           // the inner dimension of both forward products
-    const ptrdiff_t nv;          // vectors per unit block of the first product
-    const ptrdiff_t first_value; // the row of weight_u at which V_z begins
+    const bool gated, clipped, paced;  // paced: the gates depend on the elapsed time
+    const bool paired;                 // operands of the products are pairs of bfloat16 numbers
+    const ptrdiff_t dy, dz, m, B;
+    const ptrdiff_t nby, nbz, mb;      // blocks of units of y and of z, and of inputs
+    const ptrdiff_t Ky, Kz;            // the depths of the two forward products, over y and over z
+    const ptrdiff_t first_value;       // the row of weight_u at which V_z begins
     const T dt, low, high;
     explicit call(const lem_problem& q)
-        : p(q), gated(q.gated), clipped(q.clipped), d(q.hidden), m(q.inputs), B(q.batch), nb(up(d, L) / L),
-          mb(up(m, L) / L), K(d + m), nv(q.gated ? 3 : 1), first_value(q.gated ? 2 * d : 0), dt(T(q.dt)),
-          low(T(q.clip_low)), high(T(q.clip_high)) {}
-    ptrdiff_t padded() const { return nb * L; }
-    ptrdiff_t live(ptrdiff_t block) const { return d - block * L < L ? d - block * L : L; }
-    // The unit blocks of one member of a team: whole pairs, as the weights are packed.
-    range blocks(const team& members) const {
-        const ptrdiff_t pairs = (nb + 1) / 2, end = 2 * (pairs * (members.member + 1) / members.size);
-        return {2 * (pairs * members.member / members.size), end < nb ? end : nb};
+        : p(q), gated(q.gated), clipped(q.clipped), paced(q.gated && q.elapsed), paired(can_pair<T> && q.bfloat16),
+          dy(q.outputs ? q.outputs : q.hidden),
+          dz(q.hidden), m(q.inputs), B(q.batch), nby(up(dy, L) / L), nbz(up(dz, L) / L), mb(up(m, L) / L), Ky(depth(dy) + depth(m)),
+          Kz(depth(dz) + depth(m)), first_value(q.gated ? dz + dy : 0), dt(T(q.dt)), low(T(q.clip_low)), high(T(q.clip_high)) {}
+    ptrdiff_t depth(ptrdiff_t k) const { return paired ? (k + 1) / 2 : k; }  // of a product over k
+    ptrdiff_t depth_y() const { return gated ? 2 * depth(dz) + depth(dy) : depth(dz); }  // over the rows of weight_y
+    ptrdiff_t padded_y() const { return nby * L; }
+    ptrdiff_t padded_z() const { return nbz * L; }
+    static ptrdiff_t live(ptrdiff_t units, ptrdiff_t block) { return units - block * L < L ? units - block * L : L; }
+    ptrdiff_t nv() const { return gated ? 3 : 1; }              // affine maps of y
+    ptrdiff_t rows_y() const { return gated ? 2 * dz + dy : dz; }  // and their rows
+    // Vectors of the maps of y before unit block b. Where y has fewer units than z, the last blocks have no gate of y.
+    ptrdiff_t vectors(ptrdiff_t b) const { return !gated ? b : b <= nby ? 3 * b : 2 * b + nby; }
+    // Blocks of the gate values of a step: s1, s2, tc, td and, where paced, h1 and h2.
+    ptrdiff_t gate_blocks() const { return (paced ? 3 : 2) * (nbz + nby); }
+    // The unit blocks, of `count`, of one member of a team: whole pairs, as the weights are packed.
+    range blocks(const team& members, ptrdiff_t count) const {
+        const ptrdiff_t pairs = (count + 1) / 2, end = 2 * (pairs * (members.member + 1) / members.size);
+        return {2 * (pairs * members.member / members.size), end < count ? end : count};
     }
     vec<T> time_step(vec<T> s) const {
         const vec<T> t = dt * s;
         return clipped ? clamp<T>(t, low, high) : t;
     }
     // d(time step) / d(affine map)
-    vec<T> time_step_slope(vec<T> s) const {
-        const vec<T> t = dt * s, slope = t * (T(1) - s);
+    vec<T> time_step_slope(vec<T> s) const { return inside(s, dt * s * (T(1) - s)); }
+    // The same for the time step h = 1 - (1 - g)^e, where g = dt s: e (1 - h) / (1 - g) of it, finite at g = 1 too.
+    vec<T> paced_slope(vec<T> s, vec<T> h, T e) const {
+        vec<T> slope = (e * dt) * s * (T(1) - h);
+        if (dt != T(1)) slope *= (T(1) - s) / (T(1) - dt * s);
+        return inside(s, slope);
+    }
+    vec<T> inside(vec<T> s, vec<T> slope) const {
+        const vec<T> t = dt * s;
         return clipped ? (t < low ? vec<T>{} : t > high ? vec<T>{} : slope) : slope;
     }
 };
@@ -101,6 +119,19 @@ struct group {
     }
     ptrdiff_t active(ptrdiff_t s) const { return before[s + 1] - before[s]; }
     ptrdiff_t time(const lem_problem& p, ptrdiff_t r, ptrdiff_t s) const { return p.reverse ? length[r] - 1 - s : s; }
+    // The item of (T, B) that tells of what lies between step s and the step before it; negative: there is none.
+    ptrdiff_t gap(const lem_problem& p, ptrdiff_t r, ptrdiff_t s) const {
+        if (p.reverse && s == 0) return -1;
+        return (p.reverse ? length[r] - s : s) * p.batch + row[r];
+    }
+    bool restarts(const lem_problem& p, ptrdiff_t r, ptrdiff_t s) const {
+        const ptrdiff_t at = p.resets ? gap(p, r, s) : -1;
+        return at >= 0 && p.resets[at];
+    }
+    // Where the elapsed time before step s stands; negative: it is 1. In reverse, a restart is the end of a piece.
+    ptrdiff_t elapsed(const lem_problem& p, ptrdiff_t r, ptrdiff_t s) const {
+        return !p.elapsed || (p.reverse && restarts(p, r, s)) ? -1 : gap(p, r, s);
+    }
     // Chunks are counted from the first step, so that they are the same whatever is kept.
     ptrdiff_t chunk_end(ptrdiff_t s) const {
         ptrdiff_t end = s + 1;

@@ -135,7 +135,7 @@ template <class T> struct coupled {
 
     void forward(ptrdiff_t row, ptrdiff_t n) {
         set_state(now, p.y_0, p.z_0, row, n);
-        for (ptrdiff_t t = 0; t < p.steps; ++t) {
+        for (ptrdiff_t t = 0; t < p.steps && !stopped(p.stop); ++t) {
             const span<T> from[2] = {{now[0], d, jump}, {now[1], d, jump}};
             pair_products(0, maps * nb, from, reads, reads * d, weight, zeros, 0, acc, n,
                           [&](ptrdiff_t b, const T* sums, ptrdiff_t sums_jump) {
@@ -232,7 +232,7 @@ template <class T> struct coupled {
         for (ptrdiff_t which = 0; p.grad_c && which < lem_coupled_constants(p.kind); ++which)
             for (ptrdiff_t b = 0; b < nb; ++b)
                 for (ptrdiff_t r = 0; r < n; ++r) put(p.grad_c, (which * B + row + r) * d, b, vec<T>{});
-        for (ptrdiff_t t = p.steps - 1; t >= 0; --t) {
+        for (ptrdiff_t t = p.steps - 1; t >= 0 && !stopped(p.stop); --t) {
             for (ptrdiff_t b = 0; b < nb; ++b) {
                 ptrdiff_t r = 0;
                 for (; maps > 1 && r + 4 <= n; r += 4) pull_lstm<4>(t, row, b, r);

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include "choice.h"
+#include "interrupt.h"
 #include "target.h"
 
 #if defined(_OPENMP)
@@ -16,12 +18,15 @@
 
 namespace {
 
-enum needs { nothing, avx2, avx512 };
+enum needs { nothing, avx2, avx512, avx512bf16 };
 
 constexpr struct { const lem_target* target; needs what; } targets[] = {
     {&lem_target_scalar, nothing}, {&lem_target_baseline, nothing},
 #if defined(LEM_X86)
     {&lem_target_avx2, avx2}, {&lem_target_avx512, avx512},
+#if defined(LEM_BF16)
+    {&lem_target_avx512bf16, avx512bf16},
+#endif
 #endif
 #if defined(LEM_TEST_TARGETS)
     {&lem_target_wide, avx2},
@@ -35,9 +40,10 @@ bool supported(int64_t index) {
     __builtin_cpu_init();
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (targets[index].what == avx2) return has_avx2;
-    if (targets[index].what == avx512)
-        return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+    const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+    if (targets[index].what == avx512) return has_avx512;
+    if (targets[index].what == avx512bf16) return has_avx512 && __builtin_cpu_supports("avx512bf16");
 #endif
     return true;
 }
@@ -60,16 +66,26 @@ const lem_target& target() {
 
 // In front of what forward keeps: backward must meet the same rows in the same order.
 struct saved_header {
-    int64_t magic, groups, vector_bytes, item_bytes, steps, batch, hidden, keep;
+    int64_t magic, groups, steps, batch, hidden, outputs;
+    int32_t target, item_bytes, keep, flags;  // flags: elapsed 1, bfloat16 2
 };
-constexpr int64_t magic = 0x314d454c;
+// In front of packed weights: a step must read them as they were written.
+struct packed_header {
+    int64_t magic, inputs, hidden, outputs;
+    int32_t target, item_bytes, gated, bfloat16, zero[4];
+};
+static_assert(sizeof(saved_header) == 64 && sizeof(packed_header) == 64, "what follows is aligned");
+constexpr int64_t magic = 0x324d454c, packed_magic = 0x504d454c;
 constexpr double team_step_work = 1.2e5;  // operations of a step for each member of a team beyond the first
-constexpr int64_t few_rows = 1;  // rows for a thread of its own; measured: one row gains from a team
+constexpr int64_t few_rows = 1;  // rows per thread; measured: one row gains from a team
 constexpr int64_t group_rows = 64;  // more rows at a time gain nothing and leave the second-level cache
 
-int64_t padded(const lem_problem& p) {
+int32_t flags(const lem_problem& p) { return (p.elapsed ? 1 : 0) | (p.bfloat16 ? 2 : 0); }
+int64_t outputs(const lem_problem& p) { return p.outputs ? p.outputs : p.hidden; }
+
+int64_t padded(const lem_problem& p, int64_t units) {
     const int64_t lanes = target().vector_bytes / p.item_bytes;
-    return lanes < 1 ? p.hidden : (p.hidden + lanes - 1) / lanes * lanes;
+    return lanes < 1 ? units : (units + lanes - 1) / lanes * lanes;
 }
 
 bool valid(const lem_problem* p) {
@@ -78,8 +94,11 @@ bool valid(const lem_problem* p) {
     for (const int64_t size : {p->steps, p->batch, p->inputs, p->hidden})
         if (size < 1 || size > most) return false;
     if (p->hidden > (1 << 24) || p->inputs > (1 << 24) || p->steps > most / p->batch) return false;
-    if (p->keep < LEM_KEEP_NOTHING || p->keep > LEM_KEEP_SEGMENTS || p->threads < 1 || p->threads > 4096 || p->team < -4096 || p->team > 4096) return false;
-    if (p->keep == LEM_KEEP_SEGMENTS && p->segment < 1) return false;
+    if (p->outputs < 0 || p->outputs > p->hidden) return false;
+    if (p->bfloat16 && (p->item_bytes != 4 || !target().bfloat16)) return false;
+    if (p->elapsed && !(p->dt <= 1.0 && (!p->clipped || p->clip_low <= 1.0))) return false;
+    if (p->keep < LEM_KEEP_NOTHING || p->keep > LEM_KEEP_BOUNDED || p->threads < 1 || p->threads > 4096 || p->team < -4096 || p->team > 4096) return false;
+    if (p->keep == LEM_KEEP_BOUNDED && p->segment < 1) return false;
     if (p->lengths)
         for (int64_t row = 0; row < p->batch; ++row)
             if (p->lengths[row] < 1 || p->lengths[row] > p->steps) return false;
@@ -87,11 +106,12 @@ bool valid(const lem_problem* p) {
 }
 
 int64_t saved_size(const lem_problem& p) {
-    const int64_t item = padded(p) * p.batch * p.item_bytes;
+    const int64_t y = padded(p, outputs(p)) * p.batch * p.item_bytes, z = padded(p, p.hidden) * p.batch * p.item_bytes;
+    const int64_t gates = (p.gated && p.elapsed ? 3 : 2) * (y + z);
     switch (p.keep) {
-        case LEM_KEEP_GATES: return int64_t(sizeof(saved_header)) + 5 * p.steps * item;
-        case LEM_KEEP_STATES: return int64_t(sizeof(saved_header)) + p.steps * item;
-        case LEM_KEEP_SEGMENTS: return int64_t(sizeof(saved_header)) + 2 * ((p.steps + p.segment - 1) / p.segment) * item;
+        case LEM_KEEP_STORE: return int64_t(sizeof(saved_header)) + p.steps * (z + gates);
+        case LEM_KEEP_RECOMPUTE: return int64_t(sizeof(saved_header)) + p.steps * z;
+        case LEM_KEEP_BOUNDED: return int64_t(sizeof(saved_header)) + (p.steps + p.segment - 1) / p.segment * (y + z);
         default: return 0;
     }
 }
@@ -126,8 +146,12 @@ int64_t team_for(const lem_problem& p, int64_t rows, int64_t free, bool& share_s
     return std::max<int64_t>(1, std::min({most, free, pairs}));
 }
 
+double operations(const lem_problem& p) {  // of a forward pass
+    return 8.0 * double(p.hidden) * double(p.hidden + p.inputs) * double(p.batch) * double(p.steps);
+}
+
 split split_for(const lem_problem& p) {
-    const double work = 8.0 * double(p.hidden) * double(p.hidden + p.inputs) * double(p.batch) * double(p.steps);
+    const double work = operations(p);
     const int64_t worth = p.team ? p.threads : int64_t(1) + int64_t(std::min(work / 1e6, 4096.0));
     const int64_t threads = std::min(p.threads, worth);
     // Rows are divided first. Too few of them for a thread waste its registers: then threads share them instead.
@@ -177,7 +201,7 @@ lem_plan make_plan(const lem_problem& p, const split& how, char* memory) {
         before[g] = total;
         for (int64_t i = begin[g]; i < begin[g + 1]; ++i) total += length[i];
     }
-    return {ptrdiff_t(how.threads), ptrdiff_t(groups), ptrdiff_t(how.team), how.share_steps, patience(how.team),
+    return {ptrdiff_t(how.threads), ptrdiff_t(groups), ptrdiff_t(how.threads), ptrdiff_t(how.team), how.share_steps, patience(how.team),
             begin, row, length, before};
 }
 
@@ -187,7 +211,7 @@ struct size_plan {
     lem_plan plan;
     size_plan(const lem_problem& p, const split& how)
         : begin{0, (p.batch + how.groups - 1) / how.groups}, length{p.steps},
-          plan{ptrdiff_t(how.threads), 1, ptrdiff_t(how.team), how.share_steps, patience(how.team),
+          plan{ptrdiff_t(how.threads), 1, ptrdiff_t(how.threads), ptrdiff_t(how.team), how.share_steps, patience(how.team),
                begin, row, length, before} {}
 };
 
@@ -196,12 +220,31 @@ int64_t work_size(const lem_problem& p, const split& how, bool backward) {
     return plan_bytes(p, how.groups) + target().work_bytes(p, sizes.plan, backward);
 }
 
+thread_choice choice;
+
+// Run a plan on as many of its threads as are worth it; a call that says how its threads work together takes them all.
+template <class F> int64_t run_plan(thread_choice::kind what, const lem_problem& p, lem_plan& plan, double work, const F& call) {
+    const interrupt::watch watch(p.stop, work + 100.0 * double(p.steps));
+    plan.stop = watch.stop;
+    if (p.team)
+        call();
+    else
+        choice.run(what, work, plan.threads, [&](int64_t threads) {
+            plan.running = ptrdiff_t(threads);
+            call();
+            return !watch.stopped();
+        });
+    return watch.stopped() ? LEM_INTERRUPTED : LEM_OK;
+}
+
 int64_t read_header(const lem_problem& p, int64_t& groups) {
     if (!p.saved || p.saved_bytes < saved_size(p)) return LEM_SMALL_BUFFER;
     saved_header h;
     std::memcpy(&h, p.saved, sizeof h);
-    const bool same = h.magic == magic && h.vector_bytes == target().vector_bytes && h.item_bytes == p.item_bytes &&
-                      h.steps == p.steps && h.batch == p.batch && h.hidden == p.hidden && h.keep == p.keep;
+    target();
+    const bool same = h.magic == magic && h.target == chosen && h.item_bytes == p.item_bytes && h.steps == p.steps &&
+                      h.batch == p.batch && h.hidden == p.hidden && h.outputs == outputs(p) && h.keep == p.keep &&
+                      h.flags == flags(p);
     if (!same || h.groups < 1 || h.groups > p.batch) return LEM_FOREIGN_SAVED;
     groups = h.groups;
     return LEM_OK;
@@ -228,30 +271,37 @@ int64_t lem_forward(const lem_problem* p) {
     if (p->work_bytes < work_size(*p, how, false)) return LEM_SMALL_BUFFER;
     if (p->keep && (!p->saved || p->saved_bytes < saved_size(*p))) return LEM_SMALL_BUFFER;
     char* const saved = static_cast<char*>(p->saved);
-    if (p->keep == LEM_KEEP_SEGMENTS) std::memset(saved, 0, size_t(saved_size(*p)));  // not all of it may be used
+    if (p->keep == LEM_KEEP_BOUNDED) std::memset(saved, 0, size_t(saved_size(*p)));  // not all of it may be used
     if (p->keep) {
-        const saved_header h = {magic, how.groups, target().vector_bytes, p->item_bytes, p->steps, p->batch, p->hidden, p->keep};
+        target();
+        const saved_header h = {magic, how.groups, p->steps, p->batch, p->hidden, outputs(*p),
+                                int32_t(chosen), int32_t(p->item_bytes), int32_t(p->keep), flags(*p)};
         std::memcpy(saved, &h, sizeof h);
     }
     char* const work = static_cast<char*>(p->work);
-    const lem_plan plan = make_plan(*p, how, work);
-    target().forward(*p, plan, p->keep ? saved + sizeof(saved_header) : nullptr, work + plan_bytes(*p, how.groups));
-    return LEM_OK;
+    lem_plan plan = make_plan(*p, how, work);
+    return run_plan(thread_choice::lem_forward, *p, plan, operations(*p), [&] {
+        target().forward(*p, plan, p->keep ? saved + sizeof(saved_header) : nullptr, work + plan_bytes(*p, how.groups));
+    });
 }
 
 int64_t lem_backward(const lem_problem* p) {
     if (!valid(p) || p->keep == LEM_KEEP_NOTHING || !p->u || !p->weight_u || !p->weight_y || !p->weight_z)
         return LEM_BAD_PROBLEM;
-    if (!p->y_0 || !p->z_0 || (!p->out && p->keep != LEM_KEEP_SEGMENTS) || !p->work) return LEM_BAD_PROBLEM;
+    if (!p->y_0 || !p->z_0 || (!p->out && p->keep != LEM_KEEP_BOUNDED) || !p->work) return LEM_BAD_PROBLEM;
     if (!p->grad_weight_u || !p->grad_weight_y || !p->grad_weight_z || !p->grad_y_0 || !p->grad_z_0) return LEM_BAD_PROBLEM;
+    if (p->resets && (!p->grad_y_start || !p->grad_z_start)) return LEM_BAD_PROBLEM;
+    if (p->grad_elapsed && !p->elapsed) return LEM_BAD_PROBLEM;
     int64_t groups;
     if (const int64_t status = read_header(*p, groups)) return status;
     const split how = split_back(*p, groups);
     if (p->work_bytes < work_size(*p, how, true)) return LEM_SMALL_BUFFER;
     char* const work = static_cast<char*>(p->work);
-    const lem_plan plan = make_plan(*p, how, work);
-    target().backward(*p, plan, static_cast<const char*>(p->saved) + sizeof(saved_header), work + plan_bytes(*p, groups));
-    return LEM_OK;
+    lem_plan plan = make_plan(*p, how, work);
+    if (p->grad_elapsed) std::memset(p->grad_elapsed, 0, size_t(p->steps * p->batch * p->item_bytes));  // not all are used
+    return run_plan(thread_choice::lem_backward, *p, plan, 2.0 * operations(*p), [&] {
+        target().backward(*p, plan, static_cast<const char*>(p->saved) + sizeof(saved_header), work + plan_bytes(*p, groups));
+    });
 }
 
 namespace {
@@ -272,8 +322,15 @@ int64_t run_units(const lem_units* given, bool backward) {
     if (!valid(given, backward)) return LEM_BAD_PROBLEM;
     lem_units p = *given;
     p.threads = std::min(p.threads, int64_t(1) + int64_t(std::min(double(p.steps) * double(p.count) / 1e5, 4096.0)));
-    target().units(p, backward);
-    return LEM_OK;
+    const double work = 30.0 * double(p.steps) * double(p.count);
+    const interrupt::watch watch(p.stop, work + 100.0 * double(p.steps));
+    p.stop = watch.stop;
+    choice.run(backward ? thread_choice::units_backward : thread_choice::units_forward, work, p.threads, [&](int64_t threads) {
+        p.threads = threads;
+        target().units(p, backward);
+        return !watch.stopped();
+    });
+    return watch.stopped() ? LEM_INTERRUPTED : LEM_OK;
 }
 
 }  // namespace
@@ -307,34 +364,67 @@ int64_t run_coupled(const lem_coupled* given, bool backward) {
     p.threads = coupled_threads(p);
     const int64_t needed = p.threads * target().coupled_bytes(p, backward);
     if (p.work_bytes < needed || (needed && !p.work)) return LEM_SMALL_BUFFER;
-    target().coupled(p, backward);
-    return LEM_OK;
+    const double work = 2.0 * double(lem_coupled_maps(p.kind) * p.hidden) * double(p.hidden) * double(p.batch) * double(p.steps);
+    const interrupt::watch watch(p.stop, work + 100.0 * double(p.steps));
+    p.stop = watch.stop;
+    choice.run(backward ? thread_choice::coupled_backward : thread_choice::coupled_forward, work, p.threads, [&](int64_t threads) {
+        p.threads = threads;
+        target().coupled(p, backward);
+        return !watch.stopped();
+    });
+    return watch.stopped() ? LEM_INTERRUPTED : LEM_OK;
 }
 
 }  // namespace
 
+int64_t lem_coupled_trait(int64_t kind, int64_t trait) {
+    if (kind < LEM_COUPLED_OSCILLATOR || kind > LEM_COUPLED_LSTM) return -1;
+    switch (trait) {
+        case 0: return lem_coupled_constants(kind);
+        case 1: return lem_coupled_kept(kind);
+        case 2: return lem_coupled_states(kind);
+        case 3: return lem_coupled_reads(kind);
+        case 4: return lem_coupled_maps(kind);
+        default: return -1;
+    }
+}
 int64_t lem_coupled_work_bytes(const lem_coupled* p, int64_t backward) {
     return valid(p) ? coupled_threads(*p) * target().coupled_bytes(*p, backward) : -LEM_BAD_PROBLEM;
 }
 int64_t lem_coupled_forward(const lem_coupled* p) { return run_coupled(p, false); }
 int64_t lem_coupled_backward(const lem_coupled* p) { return run_coupled(p, true); }
 
-int64_t lem_packed_bytes(const lem_problem* p) { return valid(p) ? target().packed_bytes(*p) : -LEM_BAD_PROBLEM; }
+namespace {
+
+packed_header header_of(const lem_problem& p) {
+    target();
+    return {packed_magic, p.inputs, p.hidden, outputs(p), int32_t(chosen), int32_t(p.item_bytes), p.gated != 0, p.bfloat16 != 0, {}};
+}
+
+}  // namespace
+
+int64_t lem_packed_bytes(const lem_problem* p) {
+    return valid(p) ? int64_t(sizeof(packed_header)) + target().packed_bytes(*p) : -LEM_BAD_PROBLEM;
+}
 
 int64_t lem_pack(const lem_problem* p, void* packed) {
     if (!valid(p) || !packed || !p->weight_u || !p->weight_y || !p->weight_z) return LEM_BAD_PROBLEM;
-    target().pack(*p, static_cast<char*>(packed));
+    const packed_header h = header_of(*p);
+    std::memcpy(packed, &h, sizeof h);
+    target().pack(*p, static_cast<char*>(packed) + sizeof h);
     return LEM_OK;
 }
 
 int64_t lem_step(const lem_problem* p, const void* packed) {
     if (!valid(p) || !packed || p->steps != 1 || p->lengths || p->keep || p->threads != 1) return LEM_BAD_PROBLEM;
     if (!p->u || !p->y_0 || !p->z_0 || !p->y_n || !p->z_n || !p->work) return LEM_BAD_PROBLEM;
+    const packed_header h = header_of(*p);
+    if (std::memcmp(packed, &h, sizeof h) != 0) return LEM_FOREIGN_PACKED;
     const split how = split_for(*p);
     if (p->work_bytes < work_size(*p, how, false)) return LEM_SMALL_BUFFER;
     char* const work = static_cast<char*>(p->work);
     const lem_plan plan = make_plan(*p, how, work);
-    target().step(*p, plan, static_cast<const char*>(packed), work + plan_bytes(*p, how.groups));
+    target().step(*p, plan, static_cast<const char*>(packed) + sizeof h, work + plan_bytes(*p, how.groups));
     return LEM_OK;
 }
 
@@ -342,6 +432,9 @@ const char* lem_target_name(int64_t index) { return index >= 0 && index < target
 int64_t lem_target_supported(int64_t index) { return supported(index); }
 int64_t lem_target_vector_bytes(int64_t index) {
     return index >= 0 && index < target_count ? targets[index].target->vector_bytes : 0;
+}
+int64_t lem_target_bfloat16(int64_t index) {
+    return index >= 0 && index < target_count && targets[index].target->bfloat16;
 }
 int64_t lem_target_choose(int64_t index) {
     if (!supported(index)) return LEM_BAD_PROBLEM;
@@ -352,6 +445,8 @@ int64_t lem_target_chosen() {
     target();
     return chosen;
 }
+
+const int32_t* lem_interrupt_flag() { return &interrupt::flag; }
 
 double lem_peak(int64_t item_bytes, int64_t threads) {
     double rate = 0.0;
@@ -364,7 +459,7 @@ double lem_peak(int64_t item_bytes, int64_t threads) {
 }
 
 int64_t lem_function(int64_t which, int64_t item_bytes, const void* x, void* out, int64_t count) {
-    if (!x || !out || count < 0 || (item_bytes != 4 && item_bytes != 8)) return LEM_BAD_PROBLEM;
+    if (!x || !out || count < 0 || which < 0 || which > 3 || (item_bytes != 4 && item_bytes != 8)) return LEM_BAD_PROBLEM;
     target().function(which, item_bytes == 8, x, out, count);
     return LEM_OK;
 }

@@ -35,7 +35,7 @@ template <class T> void pack_of(const lem_problem& p, char* packed) {
     const call<T> c(p);
     arena a{packed};
     const weights<T> w(c, a);
-    for (ptrdiff_t pair = 0; pair < (c.nb + 1) / 2; ++pair) pack_pair(c, w, pair);
+    for (ptrdiff_t pair = 0; pair < (c.nbz + 1) / 2; ++pair) pack_pair(c, w, pair);
 }
 
 template <class T> void step_of(const lem_problem& p, const lem_plan& plan, const char* packed, char* memory) {
@@ -70,7 +70,11 @@ template <class T> void function_of(ptrdiff_t which, const void* x, void* out, p
     for (ptrdiff_t i = 0; i < count; i += simd<T>::lanes) {
         const ptrdiff_t live = count - i < simd<T>::lanes ? count - i : simd<T>::lanes;
         vec<T> v[1] = {load_row(from + i, live)};
-        which ? squash<T, 1, 0>(v) : squash<T, 1, 1>(v);
+        const vec<T> e[1] = {load_row(to + i, live)};
+        if (which == 0) squash<T, 1, 1>(v);
+        if (which == 1) squash<T, 1, 0>(v);
+        if (which == 2) log_rest<T, 1>(v);
+        if (which == 3) stretch_gates<T, 1>(v, e);
         store_row(to + i, v[0], live);
     }
 }
@@ -105,6 +109,6 @@ void function(ptrdiff_t which, bool wide, const void* x, void* out, ptrdiff_t co
 
 }  // namespace
 
-extern const lem_target LEM_TARGET_SYMBOL = {LEM_TARGET_NAME, LEM_VECTOR_BYTES, work_bytes, forward,       backward,
+extern const lem_target LEM_TARGET_SYMBOL = {LEM_TARGET_NAME, LEM_VECTOR_BYTES, has_bf16, work_bytes, forward, backward,
                                              packed_bytes,    pack,             step,       units,         coupled_bytes,
                                              coupled_run,     peak,             function};

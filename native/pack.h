@@ -1,56 +1,78 @@
 // Weights, packed in the order in which the tiles read them.
 #pragma once
-#include "call.h"
+#include "operands.h"
 
 namespace {
 
 template <class T> struct weights {
-    T *gates, *gates_bias;  // per unit block [K][3][L] (pairs of blocks [K][2][L] where not gated)
-    T *value, *value_bias;  // pairs of blocks [K][2][L]
+    T *gates, *gates_bias;  // per unit block of z [Ky][3][L], [Ky][2][L] past the units of y (pairs of blocks [Ky][2][L] where not gated)
+    T *value, *value_bias;  // pairs of unit blocks of y [Kz][2][L]
     weights(const call<T>& c, arena& a)
-        : gates(a.take<T>(c.nb * c.K * c.nv * c.L)), gates_bias(a.take<T>(c.nb * c.nv * c.L)),
-          value(a.take<T>(c.nb * c.K * c.L)), value_bias(a.take<T>(c.nb * c.L)) {}
+        : gates(a.take<T>(c.vectors(c.nbz) * c.Ky * c.L)), gates_bias(a.take<T>(c.vectors(c.nbz) * c.L)),
+          value(a.take<T>(c.nby * c.Kz * c.L)), value_bias(a.take<T>(c.nby * c.L)) {}
 };
 
 template <class T> struct rows_of { const T *w, *u, *b; ptrdiff_t live; };
 
+// `count` weights of one lane along k, `jump` apart; zeros where `from` is null.
+template <class T> void pack_lane(const call<T>& c, const T* from, ptrdiff_t count, T* to, ptrdiff_t jump) {
+    if constexpr (can_pair<T>)
+        if (c.paired) {
+            for (ptrdiff_t k = 0; k < count; k += 2, to += jump) {
+                const uint32_t low = from ? bf16_of(from[k]) : 0, high = from && k + 1 < count ? bf16_of(from[k + 1]) : 0;
+                const uint32_t word = low | high << 16;
+                __builtin_memcpy(to, &word, sizeof word);
+            }
+            return;
+        }
+    for (ptrdiff_t k = 0; k < count; ++k, to += jump) *to = from ? from[k] : T(0);
+}
+
 template <class T>
-void pack_panel(const call<T>& c, const rows_of<T>* rows, ptrdiff_t nv, T* to, T* bias) {
+void pack_panel(const call<T>& c, const rows_of<T>* rows, ptrdiff_t nv, ptrdiff_t columns, T* to, T* bias) {
     for (ptrdiff_t v = 0; v < nv; ++v)
         for (ptrdiff_t lane = 0; lane < c.L; ++lane) {
             const rows_of<T>& r = rows[v];
             const bool live = lane < r.live;
             bias[v * c.L + lane] = live && r.b ? r.b[lane] : T(0);
-            T* t = to + v * c.L + lane;
-            for (ptrdiff_t k = 0; k < c.d; ++k, t += nv * c.L) *t = live ? r.w[lane * c.d + k] : T(0);
-            for (ptrdiff_t k = 0; k < c.m; ++k, t += nv * c.L) *t = live ? r.u[lane * c.m + k] : T(0);
+            T* const t = to + v * c.L + lane;
+            pack_lane(c, live ? r.w + lane * columns : nullptr, columns, t, nv * c.L);
+            pack_lane(c, live ? r.u + lane * c.m : nullptr, c.m, t + c.depth(columns) * nv * c.L, nv * c.L);
         }
 }
 
-// The rows of one affine map: `w` (d, d) on the state, and rows of weight_u and bias from `first` on.
-template <class T> rows_of<T> map_rows(const call<T>& c, const T* w, ptrdiff_t first, ptrdiff_t block) {
-    const T *u = static_cast<const T*>(c.p.weight_u), *b = static_cast<const T*>(c.p.bias);
-    const ptrdiff_t unit = block * c.L;
-    return {w + unit * c.d, u + (first + unit) * c.m, b ? b + first + unit : nullptr, c.live(block)};
+// Unit block `block` of an affine map of y, whose `units` rows begin at row `first` of weight_y, weight_u and bias.
+template <class T> rows_of<T> rows_of_y(const call<T>& c, ptrdiff_t first, ptrdiff_t units, ptrdiff_t block) {
+    const T *w = static_cast<const T*>(c.p.weight_y), *u = static_cast<const T*>(c.p.weight_u);
+    const T* const b = static_cast<const T*>(c.p.bias);
+    const ptrdiff_t row = first + block * c.L;
+    return {w + row * c.dy, u + row * c.m, b ? b + row : nullptr, c.live(units, block)};
+}
+template <class T> rows_of<T> rows_of_z(const call<T>& c, ptrdiff_t block) {
+    const T *w = static_cast<const T*>(c.p.weight_z), *u = static_cast<const T*>(c.p.weight_u);
+    const T* const b = static_cast<const T*>(c.p.bias);
+    const ptrdiff_t unit = block * c.L, row = c.first_value + c.dz + unit;
+    return {w + unit * c.dz, u + row * c.m, b ? b + row : nullptr, c.live(c.dy, block)};
 }
 
-// Pack what belongs to pair number `pair` of unit blocks.
+// Pack what belongs to pair number `pair` of unit blocks; y has no more blocks than z.
 template <class T> void pack_pair(const call<T>& c, const weights<T>& to, ptrdiff_t pair) {
-    const T *wy = static_cast<const T*>(c.p.weight_y), *wz = static_cast<const T*>(c.p.weight_z);
-    const ptrdiff_t first = 2 * pair, nv = c.nb - first < 2 ? 1 : 2, dd = c.d * c.d;
-    rows_of<T> value[2], candidate[2];
-    for (ptrdiff_t v = 0; v < nv; ++v) {
-        value[v] = map_rows(c, wz, c.first_value + c.d, first + v);
-        candidate[v] = map_rows(c, wy, 0, first + v);
-        if (c.gated) {
-            const ptrdiff_t b = first + v;
-            const rows_of<T> three[3] = {map_rows(c, wy, 0, b), map_rows(c, wy + dd, c.d, b),
-                                         map_rows(c, wy + 2 * dd, 2 * c.d, b)};
-            pack_panel(c, three, 3, to.gates + b * c.K * 3 * c.L, to.gates_bias + b * 3 * c.L);
-        }
+    const ptrdiff_t first = 2 * pair, of_z = c.nbz - first < 2 ? 1 : 2, of_y = c.nby - first < 2 ? c.nby - first : 2;
+    rows_of<T> rows[3];
+    for (ptrdiff_t b = first; c.gated && b < first + of_z; ++b) {
+        ptrdiff_t nv = 0;
+        rows[nv++] = rows_of_y(c, 0, c.dz, b);
+        if (b < c.nby) rows[nv++] = rows_of_y(c, c.dz, c.dy, b);
+        rows[nv++] = rows_of_y(c, c.first_value, c.dz, b);
+        pack_panel(c, rows, nv, c.dy, to.gates + c.vectors(b) * c.Ky * c.L, to.gates_bias + c.vectors(b) * c.L);
     }
-    if (!c.gated) pack_panel(c, candidate, nv, to.gates + first * c.K * c.L, to.gates_bias + first * c.L);
-    pack_panel(c, value, nv, to.value + first * c.K * c.L, to.value_bias + first * c.L);
+    if (!c.gated) {
+        for (ptrdiff_t v = 0; v < of_z; ++v) rows[v] = rows_of_y(c, 0, c.dz, first + v);
+        pack_panel(c, rows, of_z, c.dy, to.gates + first * c.Ky * c.L, to.gates_bias + first * c.L);
+    }
+    if (of_y <= 0) return;
+    for (ptrdiff_t v = 0; v < of_y; ++v) rows[v] = rows_of_z(c, first + v);
+    pack_panel(c, rows, of_y, c.dz, to.value + first * c.Kz * c.L, to.value_bias + first * c.L);
 }
 
 // A matrix (rows, columns) as weights of a product over its rows: pairs of column blocks [row][2][L].
@@ -62,6 +84,30 @@ template <class T> void pack_columns(const T* from, ptrdiff_t rows, ptrdiff_t co
             for (ptrdiff_t k = first; k < end; k += L, to += L)
                 store(to, load_row(from + row * columns + k, columns - k < L ? columns - k : L));
     }
+}
+
+// The same for a call's operands: `parts` are the rows that come from one panel each.
+template <class T>
+void pack_columns(const call<T>& c, const void* weight, const ptrdiff_t* parts, ptrdiff_t count, ptrdiff_t columns, T* to) {
+    const T* const from = static_cast<const T*>(weight);
+    if constexpr (can_pair<T>)
+        if (c.paired) {
+            for (ptrdiff_t first = 0; first < columns; first += 2 * c.L) {
+                const ptrdiff_t end = smaller(first + 2 * c.L, columns);
+                const T* rows = from;
+                for (const ptrdiff_t* part = parts; part < parts + count; rows += *part++ * columns)
+                    for (ptrdiff_t row = 0; row < *part; row += 2)
+                        for (ptrdiff_t k = first; k < end; k += c.L, to += c.L) {
+                            const T* const here = rows + row * columns + k;
+                            const ptrdiff_t live = smaller(columns - k, c.L);
+                            store(to, woven(load_row(here, live), row + 1 < *part ? load_row(here + columns, live) : vec<T>{}));
+                        }
+            }
+            return;
+        }
+    ptrdiff_t rows = 0;
+    for (ptrdiff_t i = 0; i < count; ++i) rows += parts[i];
+    pack_columns(from, rows, columns, to);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 // Rows in the order in which they are run: groups of rows that one thread runs together, longest row first.
 struct lem_plan {
     ptrdiff_t threads, groups;
+    ptrdiff_t running;       // threads that run it: all of them, or fewer where these are faster
     ptrdiff_t team;          // threads that run one group together; divides `threads`
     bool share_steps;        // whether they share every step, or only the products over many steps
     ptrdiff_t patience;      // spins of a waiting member before it offers its processor
@@ -13,11 +14,13 @@ struct lem_plan {
     const int64_t* row;      // B: the row of the batch
     const int64_t* length;   // B: its length
     const int64_t* before;   // groups: row-steps of all earlier groups
+    const int32_t* stop = nullptr;  // or a flag: once it is not 0, all threads leave, between two steps
 };
 
 struct lem_target {
     const char* name;
     ptrdiff_t vector_bytes;
+    bool bfloat16;
     ptrdiff_t (*work_bytes)(const lem_problem&, const lem_plan&, bool backward);
     void (*forward)(const lem_problem&, const lem_plan&, char* saved, char* work);
     void (*backward)(const lem_problem&, const lem_plan&, const char* saved, char* work);
@@ -33,5 +36,5 @@ struct lem_target {
 
 extern const lem_target lem_target_scalar, lem_target_baseline, lem_target_wide;  // wide: in the tests only
 #if defined(LEM_X86)
-extern const lem_target lem_target_avx2, lem_target_avx512;
+extern const lem_target lem_target_avx2, lem_target_avx512, lem_target_avx512bf16;
 #endif

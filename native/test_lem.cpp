@@ -2,130 +2,14 @@
 // Built with the library (CMake option LEM_TESTS); run by `make check-all`, also under the sanitizers and under emulation.
 // Exits with the number of failures. The target "wide" is the AVX-512 configuration compiled for this machine's own
 // instructions, so that its index arithmetic is run everywhere.
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <random>
-#include <string>
-#include <vector>
-#include "lem.h"
+#include <chrono>
+#include <thread>
+#include "test_run.h"
 
 namespace {
 
-int failures = 0;
-bool one_thread = false;
-
-struct variant {
-    int64_t steps, batch, inputs, hidden;
-    bool gated = true, clipped = false, reverse = false, masked = false, unequal = false, bias = true;
-    double scale = 1.0;
-};
-
-template <class T> struct data {
-    variant v;
-    std::mt19937 random;
-    std::vector<T> u, weight_u, weight_y, weight_z, bias, y_0, z_0, mask, grad_out, grad_y, grad_z;
-    std::vector<int64_t> lengths;
-
-    std::vector<T> draw(int64_t count, double scale) {
-        std::uniform_real_distribution<double> uniform(-scale, scale);
-        std::vector<T> x(count);
-        for (T& value : x) value = T(uniform(random));
-        return x;
-    }
-    data(const variant& w, unsigned seed) : v(w), random(seed) {
-        const int64_t maps = v.gated ? 4 : 2, d = v.hidden, m = v.inputs, B = v.batch;
-        const double s = v.scale * 2.0 / std::sqrt(double(d));
-        u = draw(v.steps * B * m, 1.0);
-        weight_u = draw(maps * d * m, v.scale);
-        weight_y = draw((maps - 1) * d * d, s);
-        weight_z = draw(d * d, s);
-        bias = draw(maps * d, 1.0);
-        y_0 = draw(B * d, 1.0);
-        z_0 = draw(B * d, 1.0);
-        mask = draw(B * d, 1.0);
-        for (T& x : mask) x = x > T(-0.5) ? T(4.0 / 3.0) : T(0);
-        grad_out = draw(v.steps * B * d, 1.0);
-        grad_y = draw(B * d, 1.0);
-        grad_z = draw(B * d, 1.0);
-        std::uniform_int_distribution<int64_t> any(1, v.steps);
-        for (int64_t row = 0; row < B; ++row) lengths.push_back(any(random));
-    }
-};
-
-// Memory with a guard behind it: a kernel that writes past its buffer is caught without a sanitizer too.
-struct guarded {
-    std::vector<char> memory;
-    char* start;
-    int64_t bytes;
-    explicit guarded(int64_t n) : memory(n + 192, char(0x5a)), bytes(n) {
-        start = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
-    }
-    bool intact() const {
-        for (const char* p = start + bytes; p < memory.data() + memory.size(); ++p)
-            if (*p != char(0x5a)) return false;
-        return true;
-    }
-};
-
-template <class T> struct results { std::vector<std::vector<T>> parts; };  // in the order of `part_names`
-const char* const part_names[] = {"out", "y_n", "z_n", "grad_u", "grad_weight_u", "grad_weight_y", "grad_weight_z",
-                                  "grad_bias", "grad_y_0", "grad_z_0"};
-
-template <class T> results<T> run(const data<T>& x, int64_t keep, int64_t threads, bool backward = true, int64_t team = 0) {
-    const variant& v = x.v;
-    const int64_t maps = v.gated ? 4 : 2, d = v.hidden, m = v.inputs, B = v.batch, T_ = v.steps;
-    results<T> r;
-    for (const int64_t size : {T_ * B * d, B * d, B * d, T_ * B * m, maps * d * m, (maps - 1) * d * d, d * d, maps * d, B * d, B * d})
-        r.parts.emplace_back(size, T(7));
-    lem_problem p;
-    std::memset(&p, 0, sizeof p);
-    p.struct_bytes = sizeof p;
-    p.item_bytes = sizeof(T);
-    p.steps = T_, p.batch = B, p.inputs = m, p.hidden = d;
-    p.gated = v.gated, p.clipped = v.clipped, p.reverse = v.reverse, p.threads = threads, p.team = team;
-    p.keep = keep, p.segment = 5, p.dt = 0.9, p.clip_low = 0.2, p.clip_high = 0.6;
-    p.u = x.u.data(), p.u_time = B * m, p.u_row = m;
-    p.weight_u = x.weight_u.data(), p.weight_y = x.weight_y.data(), p.weight_z = x.weight_z.data();
-    p.bias = v.bias ? x.bias.data() : nullptr;
-    p.y_0 = x.y_0.data(), p.z_0 = x.z_0.data();
-    p.mask = v.masked ? x.mask.data() : nullptr;
-    p.lengths = v.unequal ? x.lengths.data() : nullptr;
-    p.out = r.parts[0].data(), p.y_n = r.parts[1].data(), p.z_n = r.parts[2].data();
-    guarded saved(lem_saved_bytes(&p)), work(lem_work_bytes(&p, 0));
-    p.saved = saved.start, p.saved_bytes = saved.bytes, p.work = work.start, p.work_bytes = work.bytes;
-    int64_t status = lem_forward(&p);
-    bool intact = saved.intact() && work.intact();
-    if (backward && !status) {
-        p.grad_out = x.grad_out.data(), p.grad_out_time = B * d, p.grad_out_row = d;
-        p.grad_y_n = x.grad_y.data(), p.grad_z_n = x.grad_z.data();
-        p.grad_u = r.parts[3].data(), p.grad_weight_u = r.parts[4].data(), p.grad_weight_y = r.parts[5].data();
-        p.grad_weight_z = r.parts[6].data(), p.grad_bias = v.bias ? r.parts[7].data() : nullptr;
-        p.grad_y_0 = r.parts[8].data(), p.grad_z_0 = r.parts[9].data();
-        guarded more(lem_work_bytes(&p, 1));
-        p.work = more.start, p.work_bytes = more.bytes;
-        status = lem_backward(&p);
-        intact = intact && saved.intact() && more.intact();
-    }
-    if (status || !intact) {
-        ++failures;
-        std::printf("FAILED: status %d, buffers %s\n", int(status), intact ? "intact" : "overrun");
-    }
-    return r;
-}
-
-std::string describe(const variant& v) {
-    char text[200];
-    std::snprintf(text, sizeof text, "T=%d B=%d m=%d d=%d%s%s%s%s%s%s", int(v.steps), int(v.batch), int(v.inputs),
-                  int(v.hidden), v.gated ? "" : " single", v.clipped ? " clipped" : "", v.reverse ? " reverse" : "",
-                  v.masked ? " masked" : "", v.unequal ? " lengths" : "", v.bias ? "" : " unbiased");
-    return text;
-}
-
 // The largest difference of any part, relative to the largest value of that part.
-template <class T> double difference(const results<T>& a, const results<T>& b, std::string& where, size_t parts = 10) {
+template <class T> double difference(const results<T>& a, const results<T>& b, std::string& where, size_t parts = all_parts) {
     double worst = 0.0;
     for (size_t i = 0; i < parts; ++i) {
         double size = 1e-30, off = 0.0;
@@ -154,26 +38,26 @@ int64_t target_index(const std::string& name) {
 template <class T> void against_oracle(const variant& v, unsigned seed, double tolerance) {
     const data<T> x(v, seed);
     lem_target_choose(target_index("scalar"));
-    const results<T> oracle = run(x, LEM_KEEP_GATES, 1);
+    const results<T> oracle = run(x, LEM_KEEP_STORE, 1);
     for (int64_t i = 1; lem_target_name(i); ++i) {
-        if (!lem_target_supported(i)) continue;
+        if (!lem_target_supported(i) || (v.bfloat16 && !lem_target_bfloat16(i))) continue;
         const std::string name = lem_target_name(i);
         lem_target_choose(i);
-        const results<T> kept = run(x, LEM_KEEP_GATES, 1);
+        const results<T> kept = run(x, LEM_KEEP_STORE, 1);
         std::string where;
         double gap = difference(kept, oracle, where);
         check(gap < tolerance, "against the oracle", name, v, gap, where);
         // What is kept changes nothing, to the bit.
-        for (const int64_t keep : {LEM_KEEP_STATES, LEM_KEEP_SEGMENTS}) {
+        for (const int64_t keep : {LEM_KEEP_RECOMPUTE, LEM_KEEP_BOUNDED}) {
             gap = difference(run(x, keep, 1), kept, where);
-            check(gap == 0.0, keep == LEM_KEEP_STATES ? "gates computed again" : "segments run again", name, v, gap, where);
+            check(gap == 0.0, keep == LEM_KEEP_RECOMPUTE ? "gates computed again" : "segments run again", name, v, gap, where);
         }
         gap = difference(run(x, LEM_KEEP_NOTHING, 1, false), kept, where, 3);
         check(gap == 0.0, "nothing kept", name, v, gap, where);
         if (one_thread) continue;
         // Threads change the sums over rows only.
         for (const int64_t threads : {2, 3, 8}) {
-            results<T> split = run(x, LEM_KEEP_GATES, threads, true, 1);
+            results<T> split = run(x, LEM_KEEP_STORE, threads, true, 1);
             gap = difference(split, kept, where);
             check(gap < tolerance, "threads", name, v, gap, where);
             for (const size_t part : {4, 5, 6, 7}) split.parts[part] = kept.parts[part];
@@ -182,7 +66,7 @@ template <class T> void against_oracle(const variant& v, unsigned seed, double t
         }
         // Threads that share a group's units add nothing in another order: equal to the bit, weights too.
         if (v.batch > 3) continue;
-        for (const int64_t keep : {LEM_KEEP_GATES, LEM_KEEP_STATES, LEM_KEEP_SEGMENTS}) {
+        for (const int64_t keep : {LEM_KEEP_STORE, LEM_KEEP_RECOMPUTE, LEM_KEEP_BOUNDED}) {
             const results<T> alone = v.batch == 1 ? kept : run(x, keep, v.batch, true, 1);
             for (const int64_t team : {2, 3, 8, -3}) {
                 gap = difference(run(x, keep, v.batch * std::abs(team), true, team), alone, where);
@@ -196,22 +80,31 @@ template <class T> void against_oracle(const variant& v, unsigned seed, double t
 void against_differences(const variant& v) {
     data<double> x(v, 3);
     lem_target_choose(target_index("scalar"));
-    const results<double> r = run(x, LEM_KEEP_GATES, 1);
+    results<double> r = run(x, LEM_KEEP_STORE, 1);
     const auto loss = [&] {
         const results<double> f = run(x, LEM_KEEP_NOTHING, 1, false);
         double sum = 0.0;
         for (int64_t t = 0; t < v.steps; ++t)
             for (int64_t row = 0; row < v.batch; ++row)
-                for (int64_t k = 0; k < v.hidden; ++k) {
-                    const size_t at = size_t((t * v.batch + row) * v.hidden + k);
+                for (int64_t k = 0; k < v.d_y(); ++k) {
+                    const size_t at = size_t((t * v.batch + row) * v.d_y() + k);
                     if (!v.unequal || t < x.lengths[row]) sum += f.parts[0][at] * x.grad_out[at];
                 }
-        for (size_t k = 0; k < x.grad_y.size(); ++k) sum += f.parts[1][k] * x.grad_y[k] + f.parts[2][k] * x.grad_z[k];
+        for (size_t k = 0; k < x.grad_y.size(); ++k) sum += f.parts[1][k] * x.grad_y[k];
+        for (size_t k = 0; k < x.grad_z.size(); ++k) sum += f.parts[2][k] * x.grad_z[k];
         return sum;
     };
-    std::vector<double>* const inputs[] = {&x.u, &x.weight_u, &x.weight_y, &x.weight_z, &x.bias, &x.y_0, &x.z_0};
-    for (size_t i = 0; i < 7; ++i)
+    const auto sum_over_rows = [&](std::vector<double> rows, size_t units) {
+        for (size_t i = units; i < rows.size(); ++i) rows[i % units] += rows[i];
+        return rows;
+    };
+    r.parts[11] = sum_over_rows(r.parts[11], x.y_start.size());
+    r.parts[12] = sum_over_rows(r.parts[12], x.z_start.size());
+    std::vector<double>* const inputs[] = {&x.u,   &x.weight_u, &x.weight_y, &x.weight_z, &x.bias,
+                                           &x.y_0, &x.z_0,      &x.elapsed,  &x.y_start,  &x.z_start};
+    for (size_t i = 0; i < 10; ++i)
         for (size_t k = 0; k < inputs[i]->size(); k += 1 + inputs[i]->size() / 7) {
+            if ((i == 7 && !v.elapsed) || (i > 7 && !v.resets)) continue;
             double& value = (*inputs[i])[k];
             const double was = value, h = 1e-5;
             value = was + h;
@@ -222,6 +115,145 @@ void against_differences(const variant& v) {
             const double gap = std::fabs((above - below) / (2 * h) - r.parts[3 + i][k]);
             check(gap < 1e-7, "finite differences", "scalar", v, gap, part_names[3 + i]);
         }
+}
+
+// One step from operands that are bfloat16 numbers already: nothing is rounded on the way to z, so that the sums must
+// agree as closely as those of floats. Products of the unrounded operands must not.
+void exact_words(variant v) {
+    data<float> x(v, 8);
+    for (std::vector<float>* const part : {&x.u, &x.weight_u, &x.weight_y, &x.weight_z, &x.y_0, &x.z_0})
+        for (float& value : *part) value = std::round(value * 64.0f) / 64.0f;
+    lem_target_choose(target_index("scalar"));
+    x.v.bfloat16 = false;
+    const results<float> plain = run(x, LEM_KEEP_NOTHING, 1, false);
+    x.v.bfloat16 = true;
+    for (int64_t i = 0; lem_target_name(i); ++i) {
+        if (!lem_target_supported(i) || !lem_target_bfloat16(i)) continue;
+        lem_target_choose(i);
+        const auto gap_of_z = [&](const results<float>& r) {
+            double gap = 0.0;
+            for (size_t k = 0; k < r.parts[2].size(); ++k) gap = std::fmax(gap, std::fabs(double(r.parts[2][k]) - double(plain.parts[2][k])));
+            return gap;
+        };
+        double gap = gap_of_z(run(x, LEM_KEEP_NOTHING, 1, false));
+        check(gap < 2e-6, "exact bfloat16 operands", lem_target_name(i), v, gap, "z_n");
+        data<float> other = x;
+        for (float& value : other.weight_y) value *= 1.0f + 1.0f / 512.0f;  // rounded away, or up: never what it was
+        lem_target_choose(target_index("scalar"));
+        other.v.bfloat16 = false;
+        const results<float> unrounded = run(other, LEM_KEEP_NOTHING, 1, false);
+        gap = gap_of_z(unrounded);
+        check(gap > 2e-6, "the comparison of exact operands", lem_target_name(i), v, gap, "z_n");
+    }
+}
+
+// An elapsed time of 1 everywhere changes nothing, to the bit; neither do resets that never happen.
+template <class T> void without_effect(variant v) {
+    for (int64_t i = 0; lem_target_name(i); ++i) {
+        if (!lem_target_supported(i)) continue;
+        lem_target_choose(i);
+        for (const int64_t keep : {LEM_KEEP_STORE, LEM_KEEP_RECOMPUTE, LEM_KEEP_BOUNDED}) {
+            v.elapsed = v.resets = false;
+            data<T> x(v, 5);
+            const results<T> plain = run(x, keep, 1);
+            x.v.elapsed = x.v.resets = true;
+            for (T& e : x.elapsed) e = T(1);
+            for (uint8_t& r : x.resets) r = 0;
+            std::string where;
+            const double gap = difference(run(x, keep, 1), plain, where, 10);
+            check(gap == 0.0, "an elapsed time of 1", lem_target_name(i), v, gap, where);
+        }
+    }
+}
+
+// Weights that one target packed are refused by every other; a step is the first step of a sequence.
+template <class T> void packed_once(const variant& v) {
+    const data<T> x(v, 6);
+    for (int64_t i = 0; lem_target_name(i); ++i) {
+        if (!lem_target_supported(i)) continue;
+        lem_target_choose(i);
+        const results<T> whole = run(x, LEM_KEEP_NOTHING, 1, false);
+        std::vector<T> y = x.y_0, z = x.z_0;
+        lem_problem p{};
+        p.struct_bytes = sizeof p, p.item_bytes = sizeof(T), p.steps = 1, p.batch = v.batch, p.inputs = v.inputs;
+        p.hidden = v.hidden, p.outputs = v.outputs, p.gated = v.gated, p.threads = 1, p.dt = v.dt, p.segment = 1;
+        p.u = x.u.data(), p.u_row = v.inputs, p.bias = x.bias.data();
+        p.weight_u = x.weight_u.data(), p.weight_y = x.weight_y.data(), p.weight_z = x.weight_z.data();
+        p.elapsed = v.elapsed ? x.elapsed.data() : nullptr;
+        p.y_0 = p.y_n = y.data(), p.z_0 = p.z_n = z.data();
+        guarded packed(lem_packed_bytes(&p)), work(lem_work_bytes(&p, 0));
+        p.work = work.start, p.work_bytes = work.bytes;
+        bool good = lem_pack(&p, packed.start) == LEM_OK && lem_step(&p, packed.start) == LEM_OK;
+        good = good && packed.intact() && work.intact() && std::equal(y.begin(), y.end(), whole.parts[0].begin());
+        check(good, "a step", lem_target_name(i), v, 0, "");
+        const int64_t inputs = p.inputs--;
+        check(lem_step(&p, packed.start) == LEM_FOREIGN_PACKED, "weights of another size", lem_target_name(i), v, 0, "");
+        p.inputs = inputs;
+        for (int64_t k = 0; lem_target_name(k); ++k) {
+            if (k == i || !lem_target_supported(k)) continue;
+            lem_target_choose(k);
+            guarded other(lem_work_bytes(&p, 0));
+            p.work = other.start, p.work_bytes = other.bytes;
+            check(lem_step(&p, packed.start) == LEM_FOREIGN_PACKED, "weights of another target", lem_target_name(k), v, 0, "");
+        }
+    }
+}
+
+// A call that is to stop returns, whoever shares its steps, writes into its own memory alone, and leaves nothing behind.
+template <class T> void interrupted(const variant& v) {
+    const data<T> x(v, 7);
+    for (int64_t i = 0; lem_target_name(i); ++i) {
+        if (!lem_target_supported(i)) continue;
+        lem_target_choose(i);
+        for (const int64_t keep : {LEM_KEEP_STORE, LEM_KEEP_RECOMPUTE, LEM_KEEP_BOUNDED})
+            for (const int64_t team : {1, 2, 3, -3}) {
+                if (one_thread && team != 1) continue;
+                const results<T> before = run(x, keep, v.batch * std::abs(team), true, team);
+                for (const int when : {1, 2}) run(x, keep, v.batch * std::abs(team), true, team, when);
+                std::string where;
+                const double gap = difference(run(x, keep, v.batch * std::abs(team), true, team), before, where);
+                check(gap == 0.0, "after an interrupted call", lem_target_name(i), v, gap, where);
+            }
+    }
+}
+
+// A flag that is set while the call runs, at any moment: the call returns, complete or not.
+void interrupted_midway(int64_t team, int64_t keep) {
+    const variant v{400, 1, 2, 70};
+    const data<float> x(v, 8);
+    for (int wait = 0; wait < 12; ++wait) {
+        int32_t stop = 0;
+        lem_problem p{};
+        std::vector<float> out(v.steps * v.hidden), y(v.hidden), z(v.hidden);
+        p.struct_bytes = sizeof p, p.item_bytes = 4, p.steps = v.steps, p.batch = 1, p.inputs = v.inputs, p.hidden = v.hidden;
+        p.gated = 1, p.threads = std::abs(team), p.team = team, p.keep = keep, p.segment = 20, p.dt = v.dt;
+        p.u = x.u.data(), p.u_time = p.u_row = v.inputs, p.bias = x.bias.data();
+        p.weight_u = x.weight_u.data(), p.weight_y = x.weight_y.data(), p.weight_z = x.weight_z.data();
+        p.y_0 = x.y_0.data(), p.z_0 = x.z_0.data(), p.out = out.data(), p.y_n = y.data(), p.z_n = z.data(), p.stop = &stop;
+        guarded saved(lem_saved_bytes(&p)), work(lem_work_bytes(&p, 0));
+        p.saved = saved.start, p.saved_bytes = saved.bytes, p.work = work.start, p.work_bytes = work.bytes;
+        std::thread setter([&] {
+            std::this_thread::sleep_for(std::chrono::microseconds(150 * wait));
+            __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+        });
+        const int64_t status = lem_forward(&p);
+        setter.join();
+        const bool good = (status == LEM_OK || status == LEM_INTERRUPTED) && saved.intact() && work.intact();
+        check(good, "interrupted midway", lem_target_name(lem_target_chosen()), v, double(status), "");
+    }
+}
+
+void interruptions() {
+    for (const bool gated : {true, false}) {
+        variant v{60, 2, 3, 37};
+        v.gated = gated, v.unequal = v.elapsed = v.resets = true, v.outputs = gated ? 0 : 20;
+        interrupted<float>(v);
+    }
+    lem_target_choose(target_index("baseline"));
+    for (const int64_t keep : {LEM_KEEP_STORE, LEM_KEEP_BOUNDED}) {
+        interrupted_midway(1, keep);
+        if (!one_thread) interrupted_midway(2, keep), interrupted_midway(3, keep);
+    }
 }
 
 // The independent units: y, z, force and the gradients of x, w, s, y_0, z_0. Vectors of exactly the size, so that the
@@ -324,13 +356,19 @@ template <class T> void coupled_against_oracle(int64_t kind, const variant& v, d
 
 int main(int argc, char** argv) {
     // For emulators: fewer sizes; and one thread, where a processor that is alone would only wait.
-    bool quick = false;
+    bool quick = false, interrupt = false;  // "interrupt": only what happens to calls that are to stop
     for (int i = 1; i < argc; ++i) {
         one_thread = one_thread || std::string(argv[i]) == "alone";
         quick = quick || one_thread || std::string(argv[i]) == "quick";
+        interrupt = interrupt || std::string(argv[i]) == "interrupt";
     }
     for (int64_t i = 0; lem_target_name(i); ++i)
         std::printf("target %-8s %s\n", lem_target_name(i), lem_target_supported(i) ? "" : "not on this machine");
+    if (interrupt) {
+        interruptions();
+        std::printf("%d failures\n", failures);
+        return failures ? 1 : 0;
+    }
     std::vector<variant> variants = {
         {1, 1, 1, 1}, {3, 2, 1, 7}, {40, 3, 3, 17}, {13, 7, 17, 33}, {9, 5, 2, 8}, {5, 33, 2, 16}, {4, 130, 3, 12},
         {6, 3, 300, 9}, {3, 13, 2, 100}, {2, 9, 5, 129}, {150, 1, 1, 4}, {2, 16, 20, 530},
@@ -338,8 +376,18 @@ int main(int argc, char** argv) {
     if (quick) variants.resize(6);
     const size_t sizes = variants.size() < 9 ? variants.size() : 9;
     for (size_t i = 0; i < sizes; ++i)
-        for (int kind = 1; kind < (quick ? 5 : 10); ++kind) {
+        for (int kind = 1; kind < (quick ? 8 : 18); ++kind) {
             variant v = variants[i];
+            const bool more = quick ? kind > 4 : kind > 9;  // elapsed times, resets, fewer units of y than of z
+            if (more) {
+                const int which = quick ? kind + 5 : kind;
+                v.elapsed = which != 11 && which != 15, v.resets = which == 11 || which > 12;
+                v.outputs = which > 11 ? std::max<int64_t>(1, which == 12 ? v.hidden - 1 : v.hidden / 3) : 0;
+                v.gated = which != 14, v.clipped = which == 16, v.reverse = which == 13 || which == 14 || which == 16;
+                v.masked = which == 13 || which == 17, v.unequal = which > 12, v.dt = which % 2 ? 1.0 : 0.9;
+                variants.push_back(v);
+                continue;
+            }
             v.gated = kind != 1 && kind != 7;
             v.clipped = kind == 2 || kind == 8;
             v.reverse = kind == 3 || kind == 6 || kind == 7;
@@ -351,7 +399,11 @@ int main(int argc, char** argv) {
     for (size_t i = 0; i < variants.size(); ++i) {
         against_oracle<double>(variants[i], unsigned(i), 1e-11);
         against_oracle<float>(variants[i], unsigned(i), 2e-4);
+        variant rounded = variants[i];
+        rounded.bfloat16 = true;
+        against_oracle<float>(rounded, unsigned(i), 3e-2);  // a last bit of a float may decide how an operand is rounded
     }
+    for (const variant& v : {variant{1, 3, 2, 7}, variant{1, 9, 5, 33}, variant{1, 2, 1, 64}, variant{1, 1, 3, 130}}) exact_words(v);
     for (const int64_t kind : {LEM_UNITS_OSCILLATOR, LEM_UNITS_RELU})
         for (const int64_t count : {1, 7, 16, 33, 4100}) {
             units_against_oracle<double>(kind, 40, count, 1e-11);
@@ -362,11 +414,25 @@ int main(int argc, char** argv) {
             coupled_against_oracle<double>(kind, v, 1e-11);
             coupled_against_oracle<float>(kind, v, 2e-4);
         }
-    for (int kind = 0; kind < 6; ++kind) {
+    for (int kind = 0; kind < 14; ++kind) {
         variant v{6, 3, 2, 5};
-        v.gated = kind != 1, v.clipped = kind == 2, v.reverse = kind == 3, v.masked = kind == 4, v.unequal = kind > 2;
+        v.gated = kind % 7 != 1, v.clipped = kind % 7 == 2, v.reverse = kind % 7 == 3, v.masked = kind % 7 == 4, v.unequal = kind % 7 > 2;
+        v.elapsed = kind > 6, v.resets = kind % 7 >= 2 && kind > 6, v.outputs = kind > 8 ? 3 : 0, v.dt = kind > 10 ? 1.0 : 0.9;
         against_differences(v);
     }
+    for (const bool gated : {true, false})
+        for (const bool reverse : {true, false}) {
+            variant v{40, 5, 3, 37};
+            v.gated = gated, v.reverse = reverse, v.unequal = v.masked = true;
+            without_effect<float>(v);
+            without_effect<double>(v);
+            v.clipped = gated, v.outputs = 20;
+            without_effect<float>(v);
+            v = {1, 3, 2, 21}, v.gated = gated, v.elapsed = reverse, v.outputs = reverse ? 7 : 0;
+            packed_once<float>(v);
+            packed_once<double>(v);
+        }
+    interruptions();
     std::printf("%d failures\n", failures);
     return failures ? 1 : 0;
 }

@@ -1,4 +1,4 @@
-// Units that do not see each other (UnICORNN, IndRNN): every column of (T, n) is a sequence of its own, so a step is one
+// Units that do not see each other (UnICORNN, IndRNN): every column of (T, n) is a separate sequence, so a step is one
 // pass over a row. Forward and adjoint; the products with the input weights are left to the caller.
 #pragma once
 #include "call.h"
@@ -24,7 +24,7 @@ template <class T> struct columns {
     }
 
     void forward(ptrdiff_t first, ptrdiff_t last) {
-        for (ptrdiff_t t = 0; t < p.steps; ++t)
+        for (ptrdiff_t t = 0; t < p.steps && !stopped(p.stop); ++t)
             each(first, last, [&](ptrdiff_t i) {
                 const ptrdiff_t at = t * n + i;
                 vec<T> y = t ? get(p.y, at - n) : get(p.y_0, i);
@@ -52,7 +52,7 @@ template <class T> struct columns {
             put(p.grad_z_0, i, get(p.grad_z_n, i));
             put(p.grad_s, i, vec<T>{});
         });
-        for (ptrdiff_t t = p.steps - 1; t >= 0; --t)
+        for (ptrdiff_t t = p.steps - 1; t >= 0 && !stopped(p.stop); --t)
             each(first, last, [&](ptrdiff_t i) {
                 const ptrdiff_t at = t * n + i;
                 const vec<T> before = t ? get(p.y, at - n) : get(p.y_0, i), w = get(p.w, i);

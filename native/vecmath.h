@@ -4,6 +4,9 @@
 // tanh = -e / (e + 2) with e = expm1(-2 |x|). Error against the exact value, over the whole range, held by the sweep
 // in tests/test_native.py: float sigmoid 2.5 ulp, tanh 3 ulp; double sigmoid 2.5 ulp, tanh 3 ulp. A sigmoid below the
 // smallest normal number is zero. NaN stays NaN, infinities give the limits.
+//
+// 1 - (1 - g)^e = -expm1(e log(1 - g)), with log(2^k (1 + f)) = k ln 2 + 2 atanh(f / (2 + f)): the logarithm within 3 ulp,
+// the power within 4.5 ulp. The rounding error of 1 - g goes into f, so that small g are as exact as large ones.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -11,14 +14,15 @@
 namespace {
 
 template <class T> struct bits_of;
-template <> struct bits_of<float> { using type = int32_t; };
-template <> struct bits_of<double> { using type = int64_t; };
+template <> struct bits_of<float> { using type = int32_t; using positive = uint32_t; };
+template <> struct bits_of<double> { using type = int64_t; using positive = uint64_t; };
 
 template <class T> struct simd {
     static constexpr ptrdiff_t lanes = LEM_VECTOR_BYTES / sizeof(T);
     using bits = typename bits_of<T>::type;
     typedef T vec __attribute__((vector_size(LEM_VECTOR_BYTES)));
     typedef bits ints __attribute__((vector_size(LEM_VECTOR_BYTES)));
+    typedef typename bits_of<T>::positive unsigned_ints __attribute__((vector_size(LEM_VECTOR_BYTES)));
     typedef T loose __attribute__((vector_size(LEM_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
 };
 template <class T> using vec = typename simd<T>::vec;
@@ -47,6 +51,9 @@ template <> struct expm1_of<float> {
     static constexpr float magic = 0x1.8p23f, lowest = -87.0f, highest = 88.0f, tanh_lowest = -40.0f;
     static constexpr int shift = 23;
     static constexpr int32_t one = 0x3f800000;
+    static constexpr float bias = 127.0f;
+    static constexpr int32_t half_root = 0x3f3504f3;  // the square root of a half
+    static constexpr int atanh_terms = 4;             // relative error 2e-9
     // expm1(r) = r + r^2 q(r), q from its highest coefficient down; relative error 1.4e-8
     static constexpr int terms = 4;
     static constexpr float top = 0x1.6beeb6p-10f;
@@ -57,6 +64,9 @@ template <> struct expm1_of<double> {
     static constexpr double magic = 0x1.8p52, lowest = -708.0, highest = 709.0, tanh_lowest = -80.0;
     static constexpr int shift = 52;
     static constexpr int64_t one = 0x3ff0000000000000;
+    static constexpr double bias = 1023.0;
+    static constexpr int64_t half_root = 0x3fe6a09e667f3bcd;
+    static constexpr int atanh_terms = 10;            // relative error 6e-19
     // relative error 3e-19
     static constexpr int terms = 10;
     static constexpr double top = 0x1.1ef6b479ffda9p-29;
@@ -99,6 +109,58 @@ template <class T, int N, int S> inline void squash(vec<T> (&x)[N]) {
             x[i] = (vec<T>)((ints)((T(0) - e) / (e + T(2))) ^ sign[i]);  // 0 - e, not -e: the zero keeps its sign
         }
     }
+}
+
+// log(1 - x) for x in [0, 1), in lock-step.
+template <class T, int N> inline void log_rest(vec<T> (&x)[N]) {
+    using c = expm1_of<T>;
+    using ints = typename simd<T>::ints;
+    vec<T> f[N], square[N], p[N], k[N];
+    for (int i = 0; i < N; ++i) {
+        const vec<T> rest = T(1) - x[i], lost = (T(1) - rest) - x[i];
+        // rest = 2^k (1 + f) with 1 + f from half_root to its double; `exponent` is k with the bias, in its place.
+        const ints exponent = ((ints)rest + (c::one - c::half_root)) & -(typename simd<T>::bits(1) << c::shift);
+        const ints biased = (ints)((typename simd<T>::unsigned_ints)exponent >> c::shift);
+        k[i] = (vec<T>)(biased + (ints)splat(c::magic)) - (c::magic + c::bias);
+        f[i] = ((vec<T>)((ints)rest - exponent + c::one) - T(1)) + lost * (vec<T>)(c::one - exponent + c::one);
+    }
+    for (int i = 0; i < N; ++i) x[i] = f[i] / (f[i] + T(2));
+    for (int i = 0; i < N; ++i) square[i] = x[i] * x[i], p[i] = splat(T(2) / T(2 * c::atanh_terms + 1));
+    for (int j = c::atanh_terms - 1; j >= 0; --j)
+        for (int i = 0; i < N; ++i) p[i] = p[i] * square[i] + T(2) / T(2 * j + 1);
+    for (int i = 0; i < N; ++i) x[i] = k[i] * c::ln2_high + (k[i] * c::ln2_low + rounded<T>(x[i] * p[i]));
+}
+
+// g becomes 1 - (1 - g)^e, in lock-step: 0 stays 0 and 1 stays 1 for every e > 0.
+template <class T, int N> inline void stretch_gates(vec<T> (&g)[N], const vec<T> (&e)[N]) {
+    using c = expm1_of<T>;
+    using ints = typename simd<T>::ints;
+    vec<T> x[N], scale[N], p[N];
+    for (int i = 0; i < N; ++i) x[i] = g[i];
+    log_rest<T, N>(x);
+    for (int i = 0; i < N; ++i) {
+        x[i] = x[i] * e[i];
+        x[i] = x[i] < c::lowest ? splat(c::lowest) : x[i];
+        const vec<T> shifted = x[i] * c::log2e + c::magic;
+        const vec<T> n = shifted - c::magic;
+        scale[i] = (vec<T>)(((ints)shifted << c::shift) + c::one);
+        x[i] = (x[i] - n * c::ln2_high) - n * c::ln2_low;
+    }
+    for (int i = 0; i < N; ++i) p[i] = c::top * x[i] + c::rest[0];
+    for (int k = 1; k < c::terms; ++k)
+        for (int i = 0; i < N; ++i) p[i] = p[i] * x[i] + c::rest[k];
+    for (int i = 0; i < N; ++i) p[i] = (x[i] * x[i]) * p[i] + x[i];
+    for (int i = 0; i < N; ++i) {
+        const vec<T> h = (T(1) - scale[i]) - scale[i] * p[i];
+        g[i] = g[i] < T(1) ? h : g[i];
+    }
+}
+
+// d(1 - (1 - g)^e) / de where h is its value: -(1 - h) log(1 - g), and 0 at g = 1.
+template <class T> inline vec<T> stretch_slope(vec<T> g, vec<T> h) {
+    vec<T> x[1] = {g};
+    log_rest<T, 1>(x);
+    return g < T(1) ? (h - T(1)) * x[0] : vec<T>{};
 }
 
 }  // namespace

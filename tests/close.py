@@ -25,17 +25,56 @@ TABLE = {
         3.0, 0.0, "the kernel's sigmoid and tanh, stated in native/vecmath.h; units in the last place"
     ),
     "scalar ulp": Tolerance(3.0, 0.0, "libm's exp and tanh, a sum and a division; units in the last place"),
+    "stretch ulp": Tolerance(
+        4.5,
+        0.0,
+        "1 - (1 - g)^e by the kernel's log and exp, stated in native/vecmath.h; seen 3.5 units in the last place",
+    ),
+    "stretch eps": Tolerance(6.0, 0.0, "1 - (1 - g)^e by torch's log1p and expm1, in units of epsilon; seen 2.5"),
     "memory forecast": Tolerance(
         4e6, 0.1, "a forecast is promised within a tenth; the interpreter itself moves by some MB"
     ),
     "tiny": Tolerance(1e-37, 0.0, "a sigmoid below the smallest normal float32 is zero"),
     "processes": Tolerance(1e-5, 1e-5, "one batch summed in another order over 50 updates; seen 3e-7 in float32"),
+    "float16 products": Tolerance(3e-3, 3e-3, "operands of 11 bits over four steps; seen 3e-4"),
+    "float16 products gradient": Tolerance(1e-2, 1e-2, "the same, summed over time and batch; seen 1.1e-3"),
+    "float16 call": Tolerance(3e-3, 3e-3, "inputs, operands and results of 11 bits over four steps; seen 3e-4"),
+    "float16 call gradient": Tolerance(1e-2, 1e-2, "the same, summed over time and batch; seen 1.2e-3"),
+    "tf32x3 products": Tolerance(6e-7, 0.0, "operands of two 11-bit parts, to 5,000 steps; seen 6e-8"),
+    "tf32x3 products gradient": Tolerance(3e-7, 0.0, "the same over 100 steps, relative to the norm; seen 3e-8"),
+    "tf32 products": Tolerance(5e-4, 0.0, "operands of 11 bits, to 5,000 steps; seen 5e-5"),
+    "tf32 products gradient": Tolerance(2e-4, 0.0, "the same over 100 steps, relative to the norm; seen 2e-5"),
+    "bfloat16 products": Tolerance(5e-3, 0.0, "operands of 8 bits, to 5,000 steps; seen 5e-4"),
+    "bfloat16 products gradient": Tolerance(1.2e-3, 0.0, "the same over 100 steps, relative to the norm; seen 1.2e-4"),
+    "trained tf32x3 products": Tolerance(2e-6, 0.0, "trained weights are larger than fresh ones; seen 2e-7"),
+    "trained tf32 products": Tolerance(4e-3, 0.0, "the same; seen 4e-4"),
+    "trained bfloat16 products": Tolerance(3e-2, 0.0, "the same; seen 3e-3"),
     "bfloat16": Tolerance(5e-2, 5e-2, "8 bits of mantissa over ten steps; seen 9e-3"),
+    "rounded operands": Tolerance(
+        5e-2, 5e-2, "a last bit of float32 may decide how an operand is rounded, and the step after it; tens of steps"
+    ),
+    "rounded alike": Tolerance(
+        1e-3, 0.3, "mean distance from the equation with rounded operands, in units of the distance of float32"
+    ),
+    "bfloat16 output": Tolerance(1e-2, 0.0, "128 units, 5,000 steps, outputs over their largest; seen 3.3e-3"),
+    "bfloat16 gradient": Tolerance(3e-2, 0.0, "128 units, 5,000 steps, gradients over their largest"),
+    "trained bfloat16 output": Tolerance(
+        2e-2, 0.0, "128 units after training, to 5,000 steps, outputs over their largest; seen 5.9e-3"
+    ),
+    "trained bfloat16 gradient": Tolerance(4e-2, 0.0, "the same, gradients over their largest; seen 1.3e-2"),
     "shifted units": Tolerance(
         1e-3, 0.0, "an offset 1e11 times the signal leaves 5 of float64's 16 digits; two epochs"
     ),
     "stream": Tolerance(1e-6, 1e-6, "float32 in other chunks, batches and kernels; seen 1e-7"),
-    "export": Tolerance(1e-5, 1e-5, "the promise of lem.export: another runtime in float32, 1000 steps; seen 2e-7"),
+    "float64 features": Tolerance(
+        1e-6, 1e-6, "float64 loops, then standardised by numbers kept in float32, as are weights; seen 6e-8"
+    ),
+    "features of rows": Tolerance(1e-3, 1e-4, "float32 statistics over their spread, which may be small; seen 1e-4"),
+    "ridge": Tolerance(1e-8, 1e-8, "two ways to solve normal equations in float64; seen 1e-11"),
+    "stream of features": Tolerance(1e-4, 0.0, "probabilities from thousands of float32 features; seen 1e-6"),
+    "export": Tolerance(
+        1e-5, 1e-5, "the promise of lem.timeseries.export: another runtime in float32, 1000 steps; seen 2e-7"
+    ),
     "undamped export": Tolerance(
         1e-3, 1e-3, "the same for cells that keep or amplify rounding over 1000 steps; seen 1e-4"
     ),

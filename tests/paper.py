@@ -7,15 +7,19 @@ def sigmoid(x):
     return 1.0 / (1.0 + np.exp(-x))
 
 
-def lem(weights, inputs, y, z, dt, clip=None, single_scale=False, mask=None):
+def lem(weights, inputs, y, z, dt, clip=None, single_scale=False, mask=None, elapsed=None, restarts=(), start=None):
     """Equation (3) over a sequence of inputs (time, m); returns all y and all z, (time, d).
 
-    `weights` has the paper's names W1 W2 Wz Wy, V1 V2 Vz Vy, b1 b2 bz by.
+    `weights` has the paper's names W1 W2 Wz Wy, V1 V2 Vz Vy, b1 b2 bz by. A step that takes `elapsed[t]` times the
+    usual time closes all but (1 - gate)^elapsed[t] of the distance to its target. `restarts` are the steps before
+    which the state returns to `start`.
     """
     w = weights
     mask = np.ones_like(y) if mask is None else mask
     all_y, all_z = [], []
-    for u in inputs:
+    for t, u in enumerate(inputs):
+        if t in restarts:
+            y, z = start
         if single_scale:
             gate_z = gate_y = dt
         else:
@@ -23,6 +27,8 @@ def lem(weights, inputs, y, z, dt, clip=None, single_scale=False, mask=None):
             gate_y = dt * sigmoid(w["W2"] @ (mask * y) + w["V2"] @ u + w["b2"])
             if clip is not None:
                 gate_z, gate_y = np.clip(gate_z, *clip), np.clip(gate_y, *clip)
+        if elapsed is not None:
+            gate_z, gate_y = 1 - (1 - gate_z) ** elapsed[t], 1 - (1 - gate_y) ** elapsed[t]
         z = (1 - gate_z) * z + gate_z * np.tanh(w["Wz"] @ (mask * y) + w["Vz"] @ u + w["bz"])
         y = (1 - gate_y) * y + gate_y * np.tanh(w["Wy"] @ z + w["Vy"] @ u + w["by"])
         all_y.append(y)

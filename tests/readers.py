@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from lem import tables
-from lem.checkpoint import load_tensors, load_tree, save_tree
-from lem.predictor import Predictor
-from lem.recipe import load_recipe
-from lem.run_folder import RunFolder
+from lem.experiments.recipe import load_recipe
+from lem.experiments.run_folder import RunFolder
 from lem.tasks.archive import unpack
 from lem.tasks.uea import padded, read_series
+from lem.timeseries import files
+from lem.timeseries.predictor import Predictor
+from lem.training.checkpoint import load_tensors, load_tree, save_tree
 
 REFUSALS = (ValueError, FileNotFoundError)
 
@@ -52,12 +52,13 @@ RESULT = {"recipe": "x", "seed": 3, "metric": "mse", "test": 0.1, "valid": 0.2, 
 
 def _ts(path: Path) -> None:
     padded(read_series(path).values)
+    files.read(path)
 
 
 def _csv(path: Path) -> None:
-    for options in ({}, {"series": "id", "time": "t", "target": "y"}, {"long": True, "channels": ["v", "w"]}):
+    for options in ({}, {"series": "id", "time": "t", "target": "y"}, {"forecast": True, "channels": ["v", "w"]}):
         try:
-            tables.read(path, **options)
+            files.read(path, **options)
         except REFUSALS:
             continue
 
@@ -125,8 +126,8 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[], bytes]]] = 
     "ts": (".ts", _ts, lambda: TS),
     "arff": (".arff", _ts, lambda: ARFF),
     "csv": (".csv", _csv, lambda: CSV),
-    "npz": (".npz", tables.read, _npz),
-    "parquet": (".parquet", tables.read, _parquet),
+    "npz": (".npz", files.read, _npz),
+    "parquet": (".parquet", files.read, _parquet),
     "recipe": (".toml", lambda path: load_recipe(str(path)), lambda: RECIPE),
     "checkpoint": (".ckpt", load_tree, _tree),
     "weights": (".safetensors", load_tensors, lambda: save({"w": torch.zeros(2)})),

@@ -4,8 +4,8 @@ import json
 
 from safetensors.torch import load_file
 
-from lem.checkpoint import load_tree
-from lem.experiment import load_recipe
+from lem.experiments.runner import load_recipe
+from lem.training.checkpoint import load_tree
 
 TINY = {
     "task.length": 8,
@@ -22,9 +22,7 @@ TIMES = ("seconds", "finished")
 
 def tiny(**changes):
     """A recipe that trains in a second: dropout, a schedule and averaging, so that all of them must survive."""
-    return load_recipe(
-        "adding/lem-short", {**TINY, **{key.replace("__", "."): value for key, value in changes.items()}}
-    )
+    return load_recipe("adding/short", {**TINY, **{key.replace("__", "."): value for key, value in changes.items()}})
 
 
 def assert_same_run(actual, expected):

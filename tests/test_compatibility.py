@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lem.experiment import RunFolder, resume
-from lem.export import selftest
+from lem.experiments.runner import RunFolder, resume
+from lem.timeseries.export import selftest
 from tests.close import assert_close
 from tests.fixtures.make import KINDS, answers, weights_sum
 

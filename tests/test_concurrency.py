@@ -1,5 +1,8 @@
 """One model used by many threads, and data loader workers forked after the kernel ran."""
 
+import os
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -8,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lem import LEM
-from lem.predictor import Predictor
+from lem.kernels.cpu import buffers
+from lem.timeseries.predictor import Predictor
 from tests.close import assert_close
 
 
@@ -46,3 +50,24 @@ def test_loader_workers_forked_after_the_kernel_ran():
     loader = DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=60)
     for _ in range(2):
         assert_close(torch.cat(list(loader)), expected, "exact")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_forked_while_the_lock_of_the_buffers_is_held_can_use_the_kernel():
+    layer, u = LEM(2, 64), torch.randn(200, 32, 2)  # large enough for kept buffers
+    layer(u)
+    with buffers._cache.lock:
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(1)
+            with torch.no_grad():
+                layer(u)
+            os._exit(0)
+        deadline = time.monotonic() + 60
+        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if ended[0] == 0:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert ended == (child, 0), "the child hangs"

@@ -2,7 +2,8 @@
 
 Every fenced block of every page is of one of these kinds, and a page with another kind fails. Python runs, page by
 page, in an empty folder. A `text` block behind it is what it printed. A block without a name, or named `console`, is
-commands: each is parsed by the command's own parser, with its recipe and overrides. `{...}` is for Sphinx, `make docs`.
+commands: each is parsed by the command's own parser, with its recipe and overrides. A `toml` block is a file of options
+of `lem fit` and `lem tune`, read as these do. `{...}` is for Sphinx, `make docs`.
 """
 
 import re
@@ -17,8 +18,9 @@ from typing import NamedTuple
 import pytest
 
 from lem.cli import parse
+from lem.experiments.recipe import load_recipe
 from lem.extras import EXTRAS
-from lem.recipe import load_recipe
+from lem.timeseries.options import estimator_options, read_options
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + [
@@ -61,14 +63,15 @@ def check(command):
         case ["lem", _, _, *_] if "..." not in command:
             options = parse(words[1:])
             recipe = getattr(options, "recipe", None)
-            if recipe and recipe not in ("RECIPE", "TASK/lem", "mine.toml"):
+            if recipe and recipe not in ("RECIPE", "TASK/lem", "mine.toml", "DATA", "pumps.csv"):
                 load_recipe(recipe, options.overrides)
         case ["lem", *name]:
             with pytest.raises(SystemExit) as stopped, redirect_stdout(StringIO()):
                 parse([*name[:1], "--help"])
             assert stopped.value.code == 0, command
         case ["torchrun", *rest]:
-            check(shlex.join(["lem", *rest[rest.index("lem.cli") + 1 :]]))
+            program = next(place for place, word in enumerate(rest) if word in ("lem", "lem.cli"))
+            check(shlex.join(["lem", *rest[program + 1 :]]))
         case ["make", *targets]:
             assert {target for target in targets if "=" not in target} <= TARGETS, command
         case ["pip", "install", *what]:
@@ -91,9 +94,20 @@ def name(page):
 def test_every_block_is_of_a_kind_that_is_tested(page):
     text = page.read_text()
     for block in blocks(text):
-        assert block.kind in ("", "console", "python", "text") or block.kind.startswith("{"), block
+        assert block.kind in ("", "console", "python", "text", "toml") or block.kind.startswith("{"), block
     assert len(re.findall(r"^ *(?:```|~~~|:::)", text, re.MULTILINE)) == 2 * len(blocks(text)), "a fence is not closed"
     assert not re.search(r"\n\n {4}\S", FENCE.sub("", text)), "an indented block escapes the tests: fence it"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```toml" in page.read_text()], ids=name)
+def test_the_options_files_of_a_page_are_valid(page, tmp_path):
+    known = [option.name for option in estimator_options()]
+    for block in blocks(page.read_text()):
+        if block.kind == "toml":
+            (tmp_path / "options.toml").write_text(block.text)
+            options, search = read_options(tmp_path / "options.toml", known)
+            assert options
+            assert search
 
 
 @pytest.mark.parametrize(
@@ -120,9 +134,9 @@ def test_the_python_of_a_page_runs_and_prints_what_is_shown(page, tmp_path, monk
             with redirect_stdout(StringIO()) as out:
                 exec(compile(block.text, str(page), "exec"), names)
             printed = out.getvalue()
-        elif block.kind == "text":
-            assert printed is not None or "equation (3)" in block.text, "which tests/test_readme.py compares"
-            assert printed is None or block.text.split() == printed.split()
+        elif block.kind == "text" and "equation (3)" not in block.text:  # which tests/test_readme.py compares
+            assert printed is not None
+            assert block.text.split() == printed.split()
 
 
 # The log tells what was typed on its day.
@@ -141,7 +155,7 @@ def test_the_commands_of_a_page_can_be_typed(page):
         "lem trian adding/lem",
         "lem train adding/lemm",
         "lem train adding/lem --task.lenght 5",
-        "lem report --papr runs",
+        "lem report --htm runs out",
         "torchrun --nproc-per-node 4 -m lem.cli train smnist/lemm",
         "make demos",
         "pip install 'long-expressive-memory[dta]'",
@@ -163,7 +177,7 @@ def test_links_between_pages_lead_somewhere():
 
 def test_named_files_exist():
     """What stands in backquotes and looks like a file of this repository is one."""
-    named = re.compile(r"`((?:src|docs|tests|tools|native|benchmarks|examples|results)/[\w./-]*)`")
+    named = re.compile(r"`((?:src|docs|tests|tools|native|benchmarks|examples|reproduction)/[\w./-]*)`")
     found = [(page, path) for page in PAGES for path in named.findall(page.read_text())]
     assert len(found) > 20
     for page, path in found:

@@ -1,5 +1,6 @@
 """Every example runs, shortened where it can be, and does what it says."""
 
+import json
 import os
 import runpy
 import sys
@@ -42,6 +43,38 @@ def test_anomaly(monkeypatch):
     place, _ = example("anomaly.py", monkeypatch)()
     assert place == 400
     sys.modules.pop("forecast")
+
+
+def test_pumps(monkeypatch, tmp_path):
+    assert example("pumps.py", monkeypatch)(figure=str(tmp_path / "pumps.png")) > 0.8
+    assert (tmp_path / "pumps.png").stat().st_size > 10_000
+
+
+def test_irregular_times(monkeypatch):
+    found = example("irregular_times.py", monkeypatch)(updates=150)
+    assert found["with elapsed times"] > found["order only"]
+
+
+def test_time_scales(monkeypatch):
+    slow, fast = example("time_scales.py", monkeypatch)(epochs=2)
+    assert slow > fast >= 1.0
+    sys.modules.pop("forecast")
+
+
+def test_export_numpy(monkeypatch):
+    assert example("export_numpy.py", monkeypatch)(epochs=1) < 1e-5
+    sys.modules.pop("forecast")
+
+
+def test_the_gallery_shows_every_example_as_it_is():
+    """The page is what its generator writes from the examples and the stored output; figures are there."""
+    gallery = runpy.run_path(str(EXAMPLES.parent / "docs/make_gallery.py"))
+    assert {*gallery["GALLERY"], *gallery["WITH_DATA"]} == {path.stem for path in EXAMPLES.glob("*.py")}
+    outputs = json.loads(gallery["OUTPUTS"].read_text())
+    page = EXAMPLES.parent / "docs/gallery.md"
+    assert page.read_text() == gallery["write"](outputs), "run `python docs/make_gallery.py NAME` for what changed"
+    for name in filter(gallery["draws"], gallery["GALLERY"]):
+        assert (gallery["IMAGES"] / f"gallery-{name}.png").exists()
 
 
 def test_replace_lstm(monkeypatch):

@@ -6,12 +6,12 @@ import torch
 from torch.nn import functional
 
 from lem import LEMCell
-from lem.cells import Cell, LEMState
-from lem.checkpoint import load_tree, save_tree
-from lem.experiment import run
+from lem.experiments.runner import run
+from lem.nn.cells import Cell, LEMState
+from lem.training.checkpoint import load_tree, save_tree
 from tests import paper
-from tests.cells.weights import paper_weights
 from tests.close import TABLE, assert_close
+from tests.nn.cells.weights import paper_weights
 from tests.runs import assert_same_run, tiny
 
 D, M, STEPS = 17, 3, 12

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Train all models of a comparison, JOBS at a time, and draw or publish what came out; finished runs are kept.
-#   tools/compare.sh fitzhugh_nagumo [JOBS]   seven models, three seeds each, published to results/
+# Train all models of a comparison, JOBS at a time, and take the runs into the reproduction; finished runs are kept.
+#   tools/compare.sh fitzhugh_nagumo [JOBS]   seven models, three seeds each
 #   tools/compare.sh adding [JOBS]            every model on 200 steps, 1,500 updates, one figure
 set -e
-lem=$(dirname "$0")/../.venv/bin/lem
+cd "$(dirname "$0")/.."
+lem=.venv/bin/lem
 jobs=${2:-1}
 export OMP_NUM_THREADS=1
 case "$1" in
@@ -13,12 +14,11 @@ fitzhugh_nagumo)
             echo "fitzhugh_nagumo/$model --seed $seed"
         done
     done | xargs -P "$jobs" -L 1 "$lem" train
-    "$lem" publish runs/fitzhugh_nagumo/*/*
+    make reproduction ADD="$(echo runs/fitzhugh_nagumo/*/*)"
     ;;
 adding)
-    "$lem" recipes | awk '$1 ~ /^adding\/.*-short$/ { print $1 }' | xargs -P "$jobs" -L 1 "$lem" train
-    "$lem" publish runs/adding/*-short/*
-    "$lem" study results/adding/*-short --over model.cell --curves --figure docs/images/adding-200.png
+    "$lem" sweep adding/short --jobs "$jobs"
+    make reproduction ADD="$(echo runs/adding/short/*)"
     ;;
 *)
     echo "usage: tools/compare.sh fitzhugh_nagumo|adding [JOBS]" >&2

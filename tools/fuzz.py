@@ -1,6 +1,6 @@
-"""Fuzz every reader with so many inputs, guided by coverage: `python tools/fuzz.py [--runs 4000] [reader ...]`.
+"""Fuzz every reader with RUNS inputs, guided by coverage: `python tools/fuzz.py [--runs 4000] [reader ...]`.
 
-Each reader of tests/readers.py runs in a process of its own under atheris, from its seed and from what is kept in
+Each reader of tests/readers.py runs in a separate process under atheris, from its seed and from what is kept in
 tests/fixtures/fuzz/<reader>/. An input that raises anything but a refusal, or takes more than 2 GB or 20 seconds, is
 written to crashes/ and ends the run with status 1: mend the reader, and keep the input in tests/fixtures/fuzz/.
 """

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 EXTRA_MODULES = ("scipy", "pyarrow", "matplotlib", "sklearn", "optuna", "librosa", "onnx", "tensorboard", "pytest")
-SHORT = ("adding/lem-short", "--task.length", "20", "--task.steps_per_epoch", "5", "--train.epochs", "2")
+SHORT = ("adding/short", "--task.length", "20", "--task.steps_per_epoch", "5", "--train.epochs", "2")
 SHORT += ("--model.hidden_size", "8")
 
 
@@ -64,16 +64,16 @@ def extras() -> None:
     }
     for extra, words in named.items():
         said = lem(*words, status=2)[1]
-        assert f"pip install 'long-expressive-memory[{extra}]'" in said, f"lem {' '.join(words)} says: {said}"
-    from lem import tables
-    from lem.export import EXPORTS
-    from lem.predictor import Predictor
+        assert f"pip install '.[{extra}]'" in said, f"lem {' '.join(words)} says: {said}"
     from lem.tasks.google12 import _librosa
+    from lem.timeseries import files
+    from lem.timeseries.export import EXPORTS
+    from lem.timeseries.predictor import Predictor
 
     model = Predictor("regressor", 1, 1, {"cell": "lem", "hidden_size": 2})
-    refused("data", lambda: tables.read("x.parquet"))
+    refused("data", lambda: files.read("x.parquet"))
     refused("audio", _librosa)
-    refused("export", lambda: EXPORTS["onnx"][0](model, Path("x.onnx")))
+    refused("export", lambda: EXPORTS["onnx"][0](model, Path("x.onnx"), False))
 
 
 def refused(extra: str, call) -> None:
@@ -82,7 +82,7 @@ def refused(extra: str, call) -> None:
         call()
     except ImportError as error:
         said = str(error)
-    assert f"pip install 'long-expressive-memory[{extra}]'" in said, f"what needs [{extra}] says: {said}"
+    assert f"pip install '.[{extra}]'" in said, f"what needs [{extra}] says: {said}"
 
 
 def doctor() -> dict:
@@ -92,7 +92,7 @@ def doctor() -> dict:
 
 
 def kernel() -> None:
-    from lem.native.library import all_targets
+    from lem.kernels.cpu.library import all_targets
 
     built = all_targets()
     wanted = {"baseline", "avx2", "avx512"} if platform.machine() in ("x86_64", "AMD64") else {"baseline"}
@@ -104,7 +104,7 @@ def kernel() -> None:
 def loop() -> None:
     report = doctor()
     assert report["kernel"]["backend"] == "loop", report["kernel"]
-    assert any("the kernel is not built" in advice and "compiler" in advice for advice in report["advice"])
+    assert any("the C++ kernel is not built" in advice and "compiler" in advice for advice in report["advice"])
 
 
 def demo() -> None:

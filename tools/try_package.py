@@ -22,7 +22,7 @@ def main(folder: Path, quick: bool) -> int:
         place = Path(temporary)
         subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
         binaries = place / "venv" / ("Scripts" if os.name == "nt" else "bin")
-        # Nothing of the caller's environment: no PYTHONPATH, no LEM_*, a data folder of its own.
+        # Nothing of the caller's environment: no PYTHONPATH, no LEM_*, a separate data folder.
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LEM_"))}
         clean |= {"LEM_DATA": str(place / "data"), "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"}
 

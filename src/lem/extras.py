@@ -1,4 +1,4 @@
-"""Libraries that come with an extra: imported where they are used, and named by their extra where missing."""
+"""Libraries that come with an extra: imported when they are used, and named by their extra if missing."""
 
 import importlib
 from typing import Any
@@ -8,21 +8,23 @@ EXTRAS = {
     "plot": ("matplotlib",),
     "sklearn": ("sklearn",),
     "tune": ("optuna", "grpc"),
+    "postgres": ("psycopg",),
     "audio": ("librosa",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "track": ("tensorboard",),
+    "gpu": ("triton",),
 }
 """The modules each extra brings."""
 
 
 def extra(module: str, whose: str) -> Any:
-    """Import a module of an extra; where it is missing, say what needs it ("Figures need") and how to get it."""
+    """Import a module of an extra; if it is missing, name what needs it ("Figures need") and how to get it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         library = module.partition(".")[0]
         name = next(name for name, modules in EXTRAS.items() if library in modules)
-        raise ImportError(f"{whose} {library}: pip install 'long-expressive-memory[{name}]'.") from error
+        raise ImportError(f"{whose} {library}. In a checkout of lem, run: pip install '.[{name}]'") from error
 
 
 def pyplot() -> Any:

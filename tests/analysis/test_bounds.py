@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lem import LEMCell
 from lem.analysis import bounds
-from lem.cells import LEMState
+from lem.nn.cells import LEMState
 from tests import paper
 from tests.close import TABLE, assert_close
 

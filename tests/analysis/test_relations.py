@@ -9,10 +9,10 @@ from torch import nn
 
 from lem import LEMCell
 from lem.analysis import relations
-from lem.cells import LEMState
+from lem.nn.cells import LEMState
 from tests import paper
-from tests.cells.weights import paper_weights
 from tests.close import assert_close
+from tests.nn.cells.weights import paper_weights
 
 
 def smooth(t):

@@ -10,8 +10,8 @@ from lem import LEM, Recurrent
 from lem.analysis import timescales
 from lem.analysis.timescales import Histogram, clip_ablation, clipped, fit_tail, time_scales
 from tests import paper
-from tests.cells.weights import paper_weights
 from tests.close import assert_close
+from tests.nn.cells.weights import paper_weights
 
 
 def test_a_streamed_histogram_equals_the_direct_one():

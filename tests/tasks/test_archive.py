@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lem.data import DataError
 from lem.tasks.archive import unpack
+from lem.training.data import DataError
 
 
 def tar(path: Path, *members: tuple[str, bytes] | tarfile.TarInfo) -> Path:
@@ -67,7 +67,7 @@ def test_refuses_paths_that_leave_the_folder(tmp_path, make, name):
 def test_refuses_links_and_devices_in_tar(tmp_path, kind):
     info = tarfile.TarInfo("thing")
     info.type, info.linkname = kind, "/etc/passwd"
-    with pytest.raises(DataError, match="plain files only"):
+    with pytest.raises(DataError, match="which is not a regular file"):
         unpack(tar(tmp_path / "a.tar.gz", info), tmp_path / "out", max_bytes=100)
     assert everything(tmp_path / "out") == set()
 
@@ -77,7 +77,7 @@ def test_refuses_links_in_zip(tmp_path):
     info.external_attr = 0o120777 << 16
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as box:
         box.writestr(info, "/etc/passwd")
-    with pytest.raises(DataError, match="plain files only"):
+    with pytest.raises(DataError, match="which is not a regular file"):
         unpack(tmp_path / "a.zip", tmp_path / "out", max_bytes=100)
 
 
@@ -86,11 +86,63 @@ def test_refuses_bombs(tmp_path, make):
     name = "a.zip" if make is zipped else "a.tar.gz"
     big = make(tmp_path / name, ("zeros", bytes(10_000_000)))
     assert big.stat().st_size < 100_000
-    with pytest.raises(DataError, match="at most 1000000 bytes"):
+    with pytest.raises(DataError, match="more than 1000000 bytes"):
         unpack(big, tmp_path / "out", max_bytes=1_000_000)
     many = make(tmp_path / name, *((str(i), b"") for i in range(11)))
     with pytest.raises(DataError, match="at most 10 files"):
         unpack(many, tmp_path / "out", max_bytes=100, max_files=10)
+
+
+@pytest.mark.parametrize("make", [tar, zipped])
+def test_folders_are_counted(tmp_path, make):
+    if make is tar:
+        folders = [tarfile.TarInfo(f"{i}/") for i in range(11)]
+        for info in folders:
+            info.type = tarfile.DIRTYPE
+    else:
+        folders = [(f"{i}/", b"") for i in range(11)]
+    archive = make(tmp_path / ("a.zip" if make is zipped else "a.tar.gz"), *folders)
+    unpack(archive, tmp_path / "out", max_bytes=100, max_files=11)
+    with pytest.raises(DataError, match="at most 10 files and folders"):
+        unpack(archive, tmp_path / "out", max_bytes=100, max_files=10)
+
+
+def header(kind: bytes, size: int, name: str = "x") -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+def test_refuses_long_and_many_headers_in_tar(tmp_path, kind):
+    """A header of 3 GB, compressed to 3 MB, must not be read into memory; here only its size says so."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(header(kind, 3 << 30) + bytes(1 << 16))
+    with pytest.raises(DataError, match=r"headers of a member of a\.tar take more than 65536 bytes"):
+        unpack(path, tmp_path / "out", max_bytes=10_000_000_000)
+    path.write_bytes((header(kind, 512) + bytes(512)) * 2000 + bytes(1024))
+    with pytest.raises(DataError, match=r"headers of a member|cannot be unpacked"):
+        unpack(path, tmp_path / "out", max_bytes=10_000_000)
+
+
+def test_headers_of_long_names_are_read(tmp_path):
+    name = "/".join(["folder" * 20] * 6) + "/file"
+    for kind in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        with tarfile.open(tmp_path / "a.tar.gz", "w:gz", format=kind) as tape:
+            for number in range(200):
+                info = tarfile.TarInfo(f"{name}{number}")
+                info.size = 3
+                tape.addfile(info, io.BytesIO(b"abc"))
+        unpack(tmp_path / "a.tar.gz", tmp_path / str(kind), max_bytes=600)
+        assert (tmp_path / str(kind) / f"{name}199").read_bytes() == b"abc"
+
+
+def test_refuses_lzma_in_zip(tmp_path):
+    """Its header may ask for 4 GB."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_LZMA) as box:
+        box.writestr("a", b"abc")
+    with pytest.raises(DataError, match="not compressed by deflate"):
+        unpack(tmp_path / "a.zip", tmp_path / "out", max_bytes=100)
 
 
 @pytest.mark.parametrize("make", [tar, zipped])

@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_survived(folder, monkeypatc
         raise PermissionError("read-only")
 
     monkeypatch.setattr("lem.tasks.cache.save_file", refuse)
-    with pytest.warns(UserWarning, match="made anew each time"):
+    with pytest.warns(UserWarning, match="computed again on each run"):
         assert torch.equal(prepared("toy", 1, lambda: {"x": torch.ones(3)})["x"], torch.ones(3))
 
 

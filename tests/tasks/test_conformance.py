@@ -1,13 +1,14 @@
 """What every task must do: to register is to be tested. Tasks that need files run where LEM_DATA has them."""
 
+import json
 import os
 
 import pytest
 import torch
 
-from lem.data import IGNORE
-from lem.metrics import LOSSES, METRICS
-from lem.tasks import SOURCES, TASKS
+from lem.tasks import METRIC_BY_TASK, SOURCES, TASKS
+from lem.training.data import IGNORE
+from lem.training.metrics import LOSSES, METRICS
 
 SMALL: dict[str, dict] = {"adding": {"length": 50}, "fitzhugh_nagumo": {"sizes": (8, 8, 8)}}
 """Smaller data where the task can make it."""
@@ -28,8 +29,9 @@ SIZES = {
     "ptb_char": (5_017_482, 393_042, 442_423),
     "ptb_word": (929_589, 73_760, 82_430),
     "long_pulse": (1_150, 246, 247),
+    "physionet2012": (2_800, 400, 800),
 }
-"""The published sizes. Google12 is left out: it says in its notes where the clips are fewer."""
+"""The published sizes. Google12 is left out: its facts say where the clips are fewer."""
 
 HIGHER_IS_BETTER = {"smnist", "psmnist", "ncifar10", "eigenworms", "google12", "long_pulse"}
 
@@ -60,6 +62,17 @@ def opened(task):
 def test_names_of_loss_and_metric_are_known_and_point_the_right_way(name, task):
     assert task.loss in LOSSES
     assert METRICS[task.metric].higher_is_better == (name in HIGHER_IS_BETTER)
+    assert task.metric == METRIC_BY_TASK[name]
+
+
+def test_the_metric_of_every_task_is_known_before_its_data_is():
+    assert set(METRIC_BY_TASK) == set(TASKS)
+    assert {name for name, metric in METRIC_BY_TASK.items() if METRICS[metric].higher_is_better} == HIGHER_IS_BETTER
+
+
+def test_the_facts_are_plain_values_for_json(task):
+    assert json.loads(json.dumps(task.facts.known())) == task.facts.known()
+    assert None not in task.facts.known().values()
 
 
 def test_splits_have_the_published_sizes(name, task):

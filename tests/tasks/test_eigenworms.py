@@ -67,15 +67,15 @@ def test_both_formats_are_read(folder, kind):
     assert [len(s) for s in (task.train, task.valid, task.test())] == [14, 3, 3]
     assert task.train.batch(0, 4).inputs.shape == (12, 4, 6)
     assert (task.input_size, task.output_size) == (6, 5)
-    assert "0 of 3 test series are also in training or validation" in task.notes
+    assert (task.facts.test_seen, task.facts.test_samples) == (0, 3)
 
 
 def test_a_repeated_series_is_found_across_splits(folder):
     # Of 20 series, 13 is a test one and 4 a training one; 13 is number 3 of the test file.
     write(folder, (10, 10), repeat=[(3, 4)])
     task = eigenworms()
-    assert "20 series, 19 different" in task.notes
-    assert "1 of 3 test series are also in training or validation" in task.notes
+    assert (task.facts.samples, task.facts.distinct) == (20, 19)
+    assert (task.facts.test_seen, task.facts.test_samples) == (1, 3)
 
 
 def test_the_other_protocol_has_no_duplicates_and_five_folds(folder):
@@ -86,8 +86,8 @@ def test_the_other_protocol_has_no_duplicates_and_five_folds(folder):
         splits = [task.train, task.valid, task.test()]
         assert [len(s) for s in splits] == [14, 3, 3]
         assert groups(torch.cat([s.inputs for s in splits])).unique().numel() == 20
-        assert "0 of 3 test series are also in training or validation" in task.notes
-        assert f"split: deduplicated, fold {fold + 1} of 5" in task.notes
+        assert (task.facts.test_seen, task.facts.test_samples) == (0, 3)
+        assert (task.facts.split, task.facts.fold, task.facts.folds) == ("deduplicated", fold, 5)
         tests.append(task.test().inputs.sum().item())
     assert len(set(tests)) == 5
 

@@ -9,9 +9,9 @@ import zipfile
 
 import pytest
 
-from lem.data import DataError
 from lem.tasks import fetch as fetching
 from lem.tasks.fetch import Download, Source, data_folder, fetch
+from lem.training.data import DataError
 from tests.tasks.server import serve
 
 CONTENT = bytes(range(256)) * 4000
@@ -172,7 +172,7 @@ def test_an_archive_without_the_file_is_an_error(server):
     archive, _ = zipped("")
     server.files["toy.zip"] = archive
     download = Download((server.url("toy.zip"),), {"toy/other.bin": None}, 1, folder="toy", unpacked=2 * len(CONTENT))
-    with pytest.raises(DataError, match=r"must hold toy/other\.bin"):
+    with pytest.raises(DataError, match=r"does not contain toy/other\.bin"):
         fetch(Source("toy", "", "", (download,)))
 
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lem.data import DataError
 from lem.tasks.google12 import read_wave
 from lem.tasks.heart_rate import cut_windows, read_columns
 from lem.tasks.mnist import read_idx
 from lem.tasks.ncifar10 import read_images
 from lem.tasks.ptb import read_symbols
+from lem.training.data import DataError
 
 
 def _wave() -> bytes:

@@ -5,8 +5,8 @@ import wave
 import numpy as np
 import pytest
 
-from lem.data import DataError
 from lem.tasks.google12 import LABELS, RATE, features, google12, list_clips, read_wave
+from lem.training.data import DataError
 from tests.close import assert_close
 from tests.tasks.real import needs
 
@@ -132,8 +132,8 @@ def test_a_listed_clip_that_is_missing_is_named(folder):
 
 def test_the_task_tells_that_it_is_a_subset(folder):
     task = google12()
-    assert task.notes[0] == "a subset: 8 / 2 / 2 clips of the published 84843 / 9981 / 11005"
-    assert task.notes[1] == "silence cut from the noise recordings: 8 / 1 / 1 clips"
+    assert (task.facts.sizes, task.facts.subset_of) == ((8, 2, 2), (84843, 9981, 11005))
+    assert task.facts.cut_silence == (8, 1, 1)
     assert task.train.batch(0, 4, 0, 0).inputs.shape == (126, 4, 80)
     assert len(task.test()) == 3
 

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.utils.data import random_split as torch_random_split
 
-from lem.data import DataError
 from lem.tasks import heart_rate as make
 from lem.tasks.heart_rate import ARCHIVE, cut_windows, random_split, read_columns, recording_split
-from lem.train import evaluate
+from lem.training.data import DataError
+from lem.training.loop import evaluate
 from tests.tasks.real import needs
 
 
@@ -70,7 +70,7 @@ def test_recordings_become_a_task_without_a_recording_in_two_splits(tmp_path, mo
     ]
     by_hand = float((plain.test().targets - mean).square().mean().sqrt())
     assert errors == pytest.approx([by_hand, by_hand], rel=1e-6)
-    assert any("standardised" in note for note in standard.notes)
+    assert standard.facts.target_scale == standard.unit
 
 
 def test_windows_by_hand():
@@ -108,7 +108,7 @@ def test_the_archives_files_are_read(tmp_path, monkeypatch):
     batch = task.train.batch(0, 4)
     assert batch.inputs.shape == (6, 4, 2)
     assert torch.equal(batch.targets[:, 0], 60.5 + batch.inputs[0, :, 0])
-    assert task.notes[0] == "data: the archive's BIDMC32HR, 20 windows"
+    assert (task.facts.source, task.facts.rebuilt, task.facts.samples) == ("archive", False, 20)
 
 
 def test_wrong_options_are_refused():
@@ -126,7 +126,7 @@ def test_the_real_recordings_give_as_many_windows_as_the_archive_has():
     assert batch.inputs.isfinite().all()
     targets = task.train.targets
     assert 40 < float(targets.min()) < 70 < float(targets.mean()) < 100 < float(targets.max()) < 160
-    assert task.notes[0] == "data: rebuilt from the recordings, 7949 windows"
+    assert (task.facts.source, task.facts.rebuilt, task.facts.samples) == ("recordings", True, 7949)
     apart = make(split="recording")
     assert sum(len(s) for s in (apart.train, apart.valid, apart.test())) == 7949
-    assert apart.notes[1] == "split: recording; no recording is in two splits"
+    assert (apart.facts.split, apart.facts.shared_recordings) == ("recording", False)

@@ -5,8 +5,8 @@ import struct
 import pytest
 import torch
 
-from lem.data import DataError
 from lem.tasks.mnist import _Pixels, psmnist, read_idx, smnist
+from lem.training.data import DataError
 from tests.tasks.real import needs
 
 

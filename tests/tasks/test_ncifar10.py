@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lem.data import DataError
 from lem.tasks.ncifar10 import _Noisy, ncifar10, read_images
+from lem.training.data import DataError
 from tests.close import assert_close
 from tests.tasks.real import needs
 
@@ -94,4 +94,4 @@ def test_real_images():
     a, b = task.train.batch(0, 4, 0, 0), test.batch(0, 4)
     assert torch.equal(a.inputs[32:, 0], b.inputs[32:, 3])
     assert 0.0 <= b.inputs[:32].min() < b.inputs[:32].max() <= 1.0
-    assert task.notes == ("one noise block is shared by all samples",)
+    assert task.facts.known() == {"noise": "shared"}

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lem.data import IGNORE, DataError
-from lem.metrics import METRICS
 from lem.tasks.ptb import TextSplit, ptb_char, ptb_word, read_symbols, text_task
-from lem.train import evaluate
+from lem.training.data import IGNORE, DataError
+from lem.training.loop import evaluate
+from lem.training.metrics import METRICS
 from tests.close import assert_close
 from tests.tasks.real import needs
 

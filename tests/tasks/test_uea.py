@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lem.data import DataError
 from lem.tasks.uea import class_numbers, padded, read_series
+from lem.training.data import DataError
 
 TS = """# a comment
 @problemName Toy

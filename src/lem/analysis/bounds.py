@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lem.cells import LEMCell, LEMState
+from lem.nn.cells import LEMCell, LEMState
 from lem.shapes import Float
 
 LINEAR_LIMIT = 2.5128624172523393
@@ -182,7 +182,7 @@ def total_gradient_bound(cell: LEMCell, steps: int, error: float, largest_input:
     """
     wrong = violated(cell, steps)
     if wrong:
-        raise ValueError(f"Proposition 2 says nothing of this cell over {steps} steps: {'; '.join(wrong)}.")
+        raise ValueError(f"Proposition 2 does not apply to this cell over {steps} steps: {'; '.join(wrong)}.")
     eta, t_n = gain(cell), steps * cell.dt
     base = error * max(1.0, eta * cell.dt) * t_n * (1.0 + growth(eta) * t_n)
     return {"W": base, "V": base * max(1.0, largest_input), "b": base}

@@ -1,7 +1,7 @@
 """A certificate for a LEM and a batch: will the gradient explode, go flat or arrive, and which dt to take.
 
-`certify` measures how the gradient of a loss at the last step travels back in time, sets it beside the bounds and says
-in words what that means; `advise_dt` turns the same measurement into a time step and an interval to search.
+`certify` measures how the gradient of a loss at the last step travels back in time, compares it with the bounds and
+reports in words what that means; `advise_dt` turns the same measurement into a time step and an interval to search.
 """
 
 import copy
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from lem.analysis.bounds import adjoint, gain, growth, log10_product_bound, total_gradient_bound, violated
-from lem.cells import LEMCell
+from lem.atomic import save_figure
 from lem.extras import pyplot
-from lem.recurrent import Recurrent
+from lem.nn.cells import LEMCell
+from lem.nn.recurrent import Recurrent
 from lem.shapes import Float
 
 FLAT = 1e-7
@@ -40,12 +41,12 @@ class Certificate:
     along: list[float] = field(repr=False)
     """The same without cancellation, along this batch's states: a rigorous bound for this batch."""
     total: dict[str, tuple[float, float | None]]
-    """Largest |dE_n/d theta| of W, V and b, and its bound where Proposition 2 applies."""
+    """Largest |dE_n/d theta| of W, V and b, and its bound if Proposition 2 applies."""
     violated: list[str]
     peak: float
     reach: float
     memory: int
-    """Steps back to where the gradient last stands at 1/e of its peak."""
+    """Steps back to the last point at which the gradient is 1/e of its peak."""
     faint_memory: int
     """The same for 1/100 of its peak."""
     name: str = "LEM"
@@ -84,7 +85,7 @@ class Certificate:
         return f"Effective memory: {self.memory} of {self.steps} steps to 1/e of the peak, {self.faint_memory} to 1 %."
 
     def bound(self, lag: int) -> float | None:
-        """Return log10 of the paper's bound (grad11) at `lag`, or None where dt > 1 puts it out of reach."""
+        """Return log10 of the paper's bound (grad11) at `lag`, or None if dt > 1, for which there is none."""
         return log10_product_bound(self.eta, self.dt, lag) if self.dt <= 1.0 else None
 
     def __str__(self) -> str:
@@ -125,7 +126,7 @@ class Certificate:
         axes.set(xlabel="steps back in time, $n-k$", ylabel=r"$|\partial E_n/\partial X_k|_1$ (relative)")
         axes.set(ylim=(bottom / 3, top), xlim=(0, self.steps), title=f"{self.name}: the gradient {self.kind}")
         axes.legend(frameon=False, fontsize=8)
-        figure.savefig(path, dpi=150)
+        save_figure(figure, path)
         plt.close(figure)
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lem.cells import LEMCell
-from lem.recurrent import LEM
+from lem.nn.cells import LEMCell
+from lem.nn.recurrent import LEM
 from lem.shapes import Float
 
 Map = Callable[..., Tensor]
@@ -70,7 +70,7 @@ class Construction:
     layer: LEM
     readouts: dict[str, Tensor]
     parts: dict[str, float] = field(repr=False)
-    """Largest fit error of each network, the error of the identity network, Lipschitz constants where estimated."""
+    """Largest fit error of each network, the error of the identity network, and Lipschitz constants if estimated."""
     radius: float
     """The cube on which the networks were fitted; `run` refuses a trajectory that leaves it."""
     system: Callable[[Tensor, dict[str, Tensor]], dict[str, Tensor]] = field(repr=False)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lem.analysis.bounds import parts, recurrent_weights
-from lem.cells import LEMCell, LEMState
-from lem.recurrent import LEM
+from lem.nn.cells import LEMCell, LEMState
+from lem.nn.recurrent import LEM
 from lem.shapes import Float
 
 OPEN = 40.0

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from lem.analysis.bounds import parts
 from lem.analysis.certificate import lem_cells
+from lem.atomic import save_figure
 from lem.extras import pyplot
-from lem.recurrent import Recurrent
+from lem.nn.recurrent import Recurrent
 from lem.shapes import Float, Int
 
 LOG_EDGES = np.logspace(-8, math.log10(2.0), 333)  # 40 bins a decade
@@ -75,7 +76,7 @@ class Tail(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Which law describes the tail: 'power law', 'exponential', or 'neither' where both miss by over 0.1."""
+        """Which law describes the tail: 'power law', 'exponential', or 'neither' if both miss by over 0.1."""
         if min(self.power_distance, self.exponential_distance) > 0.1:
             return "neither"
         return "power law" if self.power_distance < self.exponential_distance else "exponential"
@@ -186,7 +187,7 @@ class Scales:
 
     gates: list[GateScales]
     sampling_interval: float | None = None
-    """Seconds between two steps, where known."""
+    """Seconds between two steps, if known."""
 
     def ranking(self, gate: int = 0) -> list[tuple[int, float]]:
         """Return (unit, time constant in steps) of one gate, the slowest first."""
@@ -231,7 +232,7 @@ class Scales:
         return "\n".join(lines)
 
     def duration(self, steps: float) -> str:
-        """Write a time constant in steps and, where the sampling interval is known, in seconds."""
+        """Write a time constant in steps and, if the sampling interval is known, in seconds."""
         seconds = "" if self.sampling_interval is None else f" = {steps * self.sampling_interval:.3g} s"
         return f"{steps:.3g} steps{seconds}"
 
@@ -269,7 +270,7 @@ class Scales:
             spectra.yaxis.get_major_locator().set_params(integer=True)
             spectra.set_title("every unit's spectrum", fontsize=9)
             figure.colorbar(mesh, ax=spectra, label="share of its steps")
-        figure.savefig(path, dpi=150)
+        save_figure(figure, path)
         plt.close(figure)
 
 

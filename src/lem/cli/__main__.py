@@ -1,4 +1,4 @@
-"""`python -m lem.cli`, for where the command is not on the path."""
+"""`python -m lem.cli`, for use if the command is not on the path."""
 
 import sys
 

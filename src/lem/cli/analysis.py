@@ -1,27 +1,31 @@
-"""`lem certify`, `lem scales` and `lem study`: what the paper's mathematics says of a recipe or a run."""
+"""`lem certify`, `lem scales` and `lem compare`: the paper's mathematics for a recipe, a run or a model file."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from lem import experiment, report, studies
+from lem.analysis.certificate import Advice, Certificate
+from lem.experiments import comparison, inspection, runner
+from lem.experiments.record import find_runs
+from lem.readable import format_score
 
 
 def add(commands: Any) -> None:
     """Add this topic's commands."""
     certify = commands.add_parser(
         "certify",
-        help="say whether a LEM's gradient will explode, go flat or arrive, and which dt to take",
         epilog="Any value of a recipe can be overridden, e.g. --model.dt 0.01 --task.length 500.",
     )
-    certify.add_argument("target", help="a run folder, or a recipe (before training)")
+    certify.add_argument("target", help="a run folder, a recipe (before training), or a model file with DATA")
+    certify.add_argument("data", type=Path, nargs="?", metavar="DATA", help="a file of series, for a model file")
     certify.add_argument("--rows", type=int, default=4, help="validation sequences to measure on (default 4)")
     certify.add_argument("--seed", type=int, default=0, help="of a recipe's initial weights (default 0)")
     certify.add_argument("--figure", type=Path, help="where the figure goes (default: into the run folder, or here)")
     certify.set_defaults(command=_certify, takes_overrides=True, overrides={})
 
-    scales = commands.add_parser("scales", help="show the time scales a trained LEM uses: figure and table")
-    scales.add_argument("run", type=Path, help="a run folder")
+    scales = commands.add_parser("scales")
+    scales.add_argument("run", type=Path, help="a run folder, or a model file with DATA")
+    scales.add_argument("data", type=Path, nargs="?", metavar="DATA", help="a file of series, for a model file")
     scales.add_argument("--split", choices=("train", "valid", "test"), default="valid", help="(default valid)")
     scales.add_argument("--interval", type=float, help="seconds between two steps, for time constants in seconds")
     scales.add_argument(
@@ -30,28 +34,43 @@ def add(commands: Any) -> None:
     scales.add_argument("--figure", type=Path, help="where the figure goes (default: the run folder)")
     scales.set_defaults(command=_scales)
 
-    study = commands.add_parser("study", help="draw many runs against one value of their recipes")
-    study.add_argument("run", type=Path, nargs="+", help="run folders, or folders of them")
-    study.add_argument("--over", required=True, metavar="SECTION.KEY", help="such as model.dt, model.clip, task.length")
-    study.add_argument("--curves", action="store_true", help="validation curves instead of final test scores")
-    study.add_argument("--figure", type=Path, default=Path("study.png"), help="where it goes (default study.png)")
-    study.set_defaults(command=_study)
+    compare = commands.add_parser("compare")
+    compare.add_argument("run", type=Path, nargs="+", help="run folders, or folders of them")
+    compare.add_argument(
+        "--over", required=True, metavar="SECTION.KEY", help="such as model.dt, model.clip, task.length"
+    )
+    compare.add_argument("--curves", action="store_true", help="validation curves instead of final test scores")
+    compare.add_argument(
+        "--figure", type=Path, default=Path("comparison.png"), help="where it goes (default comparison.png)"
+    )
+    compare.set_defaults(command=_compare)
 
 
 def _certify(options: argparse.Namespace) -> int:
     if options.rows < 1:
         raise ValueError(f"--rows of lem certify must be a positive integer; got {options.rows}.")
+    if Path(options.target).suffix == ".safetensors":
+        from lem.timeseries.inspection import certify_predictor
+
+        predictor, X = _model_and_series("certify", Path(options.target), options.data)
+        path = options.figure or Path(options.target).with_suffix(".certificate.png")
+        return _show_certificates(*certify_predictor(predictor, X, options.rows), path)
+    if options.data is not None:
+        raise ValueError(f"lem certify takes DATA after a model file only; got {options.target}.")
     if (Path(options.target) / "recipe.toml").is_file():
         if options.overrides:
             raise ValueError("A run keeps its recipe; certify the recipe to change a value.")
-        task, model = experiment.load_run(experiment.RunFolder(Path(options.target)))
+        task, model = runner.load_run(runner.RunFolder(Path(options.target)))
         path = options.figure or Path(options.target) / "certificate.png"
     else:
-        recipe = experiment.load_recipe(options.target, options.overrides)
-        task = experiment.build_task(recipe)
-        model = experiment.build_model(recipe, task, options.seed)
+        recipe = runner.load_recipe(options.target, options.overrides)
+        task = runner.build_task(recipe)
+        model = runner.build_model(recipe, task, options.seed)
         path = options.figure or Path("certificate.png")
-    certificates, advice = studies.certify_model(model, task, options.rows)
+    return _show_certificates(*inspection.certify_model(model, task, options.rows), path)
+
+
+def _show_certificates(certificates: list[Certificate], advice: Advice, path: Path) -> int:
     for number, certificate in enumerate(certificates):
         print(certificate)
         place = path if len(certificates) == 1 else path.with_stem(f"{path.stem}-{number}")
@@ -61,34 +80,58 @@ def _certify(options: argparse.Namespace) -> int:
     return 0
 
 
+def _model_and_series(command: str, model: Path, data: Path | None) -> tuple[Any, Any]:
+    """Load a model file and a file of series as the model reads it."""
+    from lem.cli.predict import say
+    from lem.timeseries.answering import read_for
+    from lem.timeseries.predictor import Predictor
+
+    if data is None:
+        raise ValueError(f"lem {command} MODEL DATA needs a file of series after the model file.")
+    predictor = Predictor.load(model)
+    return predictor, read_for(predictor, data, say=say).X
+
+
 def _scales(options: argparse.Namespace) -> int:
-    folder = experiment.RunFolder(options.run)
-    task, model = experiment.load_run(folder)
+    if options.run.suffix == ".safetensors":
+        if options.clip:
+            raise ValueError("--clip of lem scales is for run folders.")
+        from lem.timeseries.inspection import predictor_scales
+
+        scales = predictor_scales(*_model_and_series("scales", options.run, options.data), options.interval)
+        print(scales)
+        path = options.figure or options.run.with_suffix(".scales.png")
+        scales.plot(path)
+        print(f"figure: {path}")
+        return 0
+    if options.data is not None:
+        raise ValueError(f"lem scales takes DATA after a model file only; got {options.run}.")
+    folder = runner.RunFolder(options.run)
+    task, model = runner.load_run(folder)
     split = task.test() if options.split == "test" else getattr(task, options.split)
     batch_size = folder.recipe().train["batch_size"]
-    scales = studies.model_scales(model, split, batch_size, options.interval)
+    scales = inspection.model_scales(model, split, batch_size, options.interval)
     print(scales)
     path = options.figure or options.run / "scales.png"
     scales.plot(path)
     print(f"figure: {path}")
     if options.clip:
         print(f"{options.split} {task.metric} with no gate below low:")
-        for low, score in studies.clip_scores(model, task, split, batch_size):
-            print(f"  low = {low:8.4g}  {report.figure(score)}")
+        for low, score in inspection.clip_scores(model, task, split, batch_size):
+            print(f"  low = {low:8.4g}  {format_score(score)}")
     return 0
 
 
-def _study(options: argparse.Namespace) -> int:
-    paths = sorted({file.parent for root in options.run for file in root.rglob("recipe.toml")})
-    if not paths:
-        raise ValueError(f"`run` of lem study must name run folders; found none in {', '.join(map(str, options.run))}.")
-    folders = [experiment.RunFolder(path) for path in paths]
+def _compare(options: argparse.Namespace) -> int:
+    runs = find_runs(options.run)
+    if not runs:
+        raise ValueError(f"RUN must name run folders; found none in {', '.join(map(str, options.run))}.")
     if options.curves:
-        print(studies.draw_curves(folders, options.over, options.figure))
+        print(comparison.draw_curves(runs, options.over, options.figure))
         return 0
-    for point in studies.sweep(folders, options.over):
-        spread = "" if point.spread is None else f" +- {report.figure(point.spread)}"
-        runs = "1 run" if len(point.scores) == 1 else f"{len(point.scores)} runs"
-        print(f"{options.over} = {point.value!s:<10} {report.figure(point.mean)}{spread}  ({runs})")
-    print(studies.draw_sweep(folders, options.over, options.figure))
+    for point in comparison.compare(runs, options.over):
+        spread = "" if point.spread is None else f" +- {format_score(point.spread)}"
+        count = "1 run" if len(point.scores) == 1 else f"{len(point.scores)} runs"
+        print(f"{options.over} = {point.value!s:<10} {format_score(point.mean)}{spread}  ({count})")
+    print(comparison.draw_scores(runs, options.over, options.figure))
     return 0

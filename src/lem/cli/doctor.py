@@ -6,14 +6,14 @@ import sys
 from typing import Any
 
 from lem.cli.display import table
-from lem.doctor import examine
+from lem.diagnostics.doctor import examine
 
 
 def add(commands: Any) -> None:
     """Add this topic's commands."""
-    doctor = commands.add_parser("doctor", help="examine this machine: versions, kernel, correctness, speed")
+    doctor = commands.add_parser("doctor")
     doctor.add_argument("--json", action="store_true", help="print everything as JSON, for a bug report")
-    doctor.add_argument("--no-speed", action="store_true", help="leave out the timing beside nn.LSTM")
+    doctor.add_argument("--no-speed", action="store_true", help="skip the timing against nn.LSTM")
     doctor.set_defaults(command=_doctor)
 
 
@@ -45,7 +45,8 @@ def _doctor(options: argparse.Namespace) -> int:
         low, high = row["spread"]
         print(
             f"speed  (time, batch, input, hidden) = {tuple(row['shape'])}: {row['times_lstm']} x nn.LSTM "
-            f"({low} to {high}; {row['lem_ms']} ms beside {row['lstm_ms']} ms, {row['threads']} threads)"
+            f"({low} to {high}; {row['lem_ms']} ms against {row['lstm_ms']} ms, {row['threads']} threads)"
+            + (", measured while other programs ran: do not quote it" if row["loaded"] else "")
         )
     for advice in report["advice"]:
         print(f"advice {advice}")

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from lem.recurrent import nearest
+from lem.spelling import nearest
 from lem.tasks import SOURCES, TASKS
 from lem.tasks.fetch import data_folder, fetch
 
@@ -12,7 +12,6 @@ def add(commands: Any) -> None:
     """Add this topic's commands."""
     parser = commands.add_parser(
         "fetch",
-        help="download and check the data of tasks",
         epilog="The folder is LEM_DATA, or `lem` in the user's cache folder; what is already there is used.",
     )
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="whose data to fetch")

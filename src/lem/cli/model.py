@@ -4,19 +4,22 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from lem import experiment, report
-from lem.cells import table
-from lem.cli import series
+from lem.cli import predict
+from lem.cli.data_options import add_data
+from lem.experiments import runner
+from lem.nn.cells import table
+from lem.readable import format_score
 
 
 def add(commands: Any) -> None:
     """Add this topic's commands."""
-    models = commands.add_parser("models", help="list the models: equation, state, parameters, reference")
+    models = commands.add_parser("models")
     models.set_defaults(command=_models)
 
-    evaluate = commands.add_parser("evaluate", help="evaluate a run on its test split, or a model file on a data file")
+    evaluate = commands.add_parser("evaluate")
     evaluate.add_argument("run", type=Path, help="a run folder, or a model file of `lem fit`")
-    series.add_data(evaluate, optional=True)
+    add_data(evaluate, optional=True)
+    evaluate.add_argument("--json", action="store_true", help="print the scores as JSON")
     evaluate.set_defaults(command=_evaluate)
 
 
@@ -28,12 +31,12 @@ def _models(_: argparse.Namespace) -> int:
 
 def _evaluate(options: argparse.Namespace) -> int:
     if options.run.is_file():
-        return series.evaluate(options)
+        return predict.evaluate(options)
     if options.data is not None:
         raise ValueError(
             f"`lem evaluate` takes a data file behind a model file only; got the run folder {options.run}."
         )
-    folder = experiment.RunFolder(options.run)
+    folder = runner.RunFolder(options.run)
     metric = folder.result()["metric"] if folder.finished else "metric"
-    print(f"test {metric}: {report.figure(experiment.evaluate_run(folder))}")
+    print(f"test {metric}: {format_score(runner.evaluate_run(folder))}")
     return 0

@@ -9,19 +9,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lem import experiment, parallel, report
 from lem.cli.display import Display, table
+from lem.cli.jobs import print_event
+from lem.experiments import report, runner
+from lem.experiments.recipe import with_values
+from lem.experiments.record import read_run
 from lem.extras import pyplot
-from lem.recipe import with_values
-from lem.track import tensorboard
-from lem.train import Event
+from lem.training import distributed
+from lem.training.loop import Event
+from lem.training.track import tensorboard
 
 
 def add(commands: Any) -> None:
     """Add this topic's commands."""
     train = commands.add_parser(
         "train",
-        help="train a recipe, or continue it",
         epilog="Any value of the recipe can be overridden, e.g. --train.epochs 5 --model.dt 0.5 --task.length 500.",
     )
     train.add_argument("recipe", nargs="?", help="a recipe's name (see `lem recipes`) or a TOML file")
@@ -31,19 +33,22 @@ def add(commands: Any) -> None:
     train.add_argument("--tensorboard", type=Path, metavar="DIR", help="also write the curves for TensorBoard there")
     train.add_argument("--figure", action="store_true", help="draw the learning curve into the run folder")
     train.add_argument("--offline", action="store_true", help="never download data")
+    train.add_argument(
+        "--json", action="store_true", help="print each evaluation and the result as a line of JSON, for other programs"
+    )
     train.set_defaults(command=_train, takes_overrides=True, overrides={})
 
-    recipes = commands.add_parser("recipes", help="list the recipes, with the paper's figures")
+    recipes = commands.add_parser("recipes")
     recipes.set_defaults(command=_recipes)
 
 
 def _train(options: argparse.Namespace) -> int:
     if options.recipe is None and options.resume is None:
         raise ValueError("lem train needs a recipe, or --resume with a run folder; see `lem recipes`.")
-    processes = parallel.launched()
-    folder = None if options.resume is None else experiment.RunFolder(options.resume)
+    processes = distributed.launched()
+    folder = None if options.resume is None else runner.RunFolder(options.resume)
     if options.recipe is not None:
-        recipe = experiment.load_recipe(options.recipe, options.overrides)
+        recipe = runner.load_recipe(options.recipe, options.overrides)
     else:
         assert folder is not None
         recipe = with_values(folder.recipe(), options.overrides)
@@ -56,6 +61,8 @@ def _train(options: argparse.Namespace) -> int:
     listeners: list[Callable[[Event], None]] = [display]
     if options.tensorboard and processes.leads:
         listeners.append(tensorboard(options.tensorboard))
+    if options.json and processes.leads:
+        listeners.append(_print_evaluation)
 
     def tell(event: Event) -> None:
         for listener in listeners:
@@ -66,23 +73,35 @@ def _train(options: argparse.Namespace) -> int:
             display.say(f"{recipe.name}: preparing the data")
         with interruptible() as interrupted:
             if folder is not None:
-                folder, progress = experiment.resume(folder, tell, interrupted, processes, expected=recipe)
+                folder, progress = runner.resume(folder, tell, interrupted, processes, expected=recipe)
             else:
-                folder, progress = experiment.run(recipe, options.seed, options.runs, tell, interrupted, processes)
+                folder, progress = runner.run(recipe, options.seed, options.runs, tell, interrupted, processes)
     finally:
         display.end()
-        parallel.leave()
+        distributed.leave()
     if not processes.leads:
         return 0
+    run = read_run(folder)
+    if options.json:
+        print_event(
+            "finished" if folder.finished else "stopped", name=run.name, path=str(folder.path), result=run.result
+        )
+        return 0 if folder.finished else 130
     if progress is None:
         print(f"{recipe.name}, seed {folder.seed}: finished before; its result:")
     elif not folder.finished:
         print(f"Stopped after {progress.updates} updates. Continue with: lem train --resume {folder.path}")
         return 130
-    table(report.result_rows([folder]))
+    table(report.result_rows(run))
     if options.figure:
-        print(f"{'figure':16} {report.learning_curve(folder, folder.path / 'learning_curve.png')}")
+        paths = report.draw_curves(report.Group(run.recipe, [run]), [folder.file("learning_curve.png")])
+        print(f"{'figure':16} {paths[0]}")
     return 0
+
+
+def _print_evaluation(event: Event) -> None:
+    if event.record is not None:
+        print_event("evaluation", **event.record)
 
 
 @contextmanager
@@ -105,8 +124,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 def _recipes(_: argparse.Namespace) -> int:
     print(f"{'recipe':34} {'cell':20} {'units':>6}  paper")
-    for name in experiment.recipe_names():
-        recipe = experiment.load_recipe(name)
-        paper = recipe.paper.get("figure", "-")
+    for name in runner.recipe_names():
+        recipe = runner.load_recipe(name)
+        paper = recipe.paper.get("score", "-")
         print(f"{name:34} {recipe.model['cell']:20} {recipe.model['hidden_size']:6}  {paper}")
     return 0

@@ -1,4 +1,4 @@
-"""`lem tune`: search a recipe's [search] ranges on validation, then train the winner with several seeds."""
+"""`lem tune`: search a recipe's [search] ranges on validation; for a file of series see `tune_data`."""
 
 import argparse
 import dataclasses
@@ -8,11 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lem import experiment, studies, tune
 from lem.cli import jobs as processes
+from lem.cli import tune_data
 from lem.cli.sweep import train_all
 from lem.cli.train import interruptible
-from lem.recipe import refuse_fixed
+from lem.experiments import inspection, runner, tune
+from lem.experiments.recipe import refuse_fixed
+from lem.experiments.storage import open_storage
+from lem.timeseries.formats import SUFFIXES
 
 REPLACEMENTS = 10
 """How many workers that died are replaced before something must be wrong."""
@@ -22,10 +25,11 @@ def add(commands: Any) -> None:
     """Add this topic's commands."""
     parser = commands.add_parser(
         "tune",
-        help="search a recipe's [search] ranges, then train the winner with several seeds",
-        epilog="The same command again, here or on a machine with the same storage, joins or continues the study.",
+        epilog="The same command again continues the study; for a recipe, also on a machine with the same storage.",
     )
-    parser.add_argument("recipe", help="a recipe's name (see `lem recipes`) or a TOML file")
+    parser.add_argument(
+        "recipe", metavar="RECIPE|DATA", help="a recipe's name (see `lem recipes`), a TOML file, or a file of series"
+    )
     parser.add_argument("--trials", type=int, default=20, help="how many (default 20)")
     parser.add_argument("--jobs", type=int, default=1, help="workers on this machine (default 1)")
     parser.add_argument(
@@ -34,7 +38,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--study", default="study", metavar="NAME", help="several studies of one recipe (default study)"
     )
-    parser.add_argument("--sampler", default="random", help="random (default, the paper's) or tpe")
+    parser.add_argument("--sampler", help="random (default for recipes: the paper's) or tpe (default for DATA)")
     parser.add_argument("--prune", action="store_true", help="stop trials that fall behind the median")
     parser.add_argument(
         "--seeds", type=int, default=1, metavar="K", help="train the winner with K seeds (default 1; 0: not)"
@@ -46,20 +50,26 @@ def add(commands: Any) -> None:
         "--serve", metavar="HOST:PORT", help="offer the storage to other machines by gRPC, and do nothing else"
     )
     parser.add_argument("--worker", action="store_true", help="only do trials: no table, no winner")
+    tune_data.add_options(parser)
     parser.set_defaults(command=_tune, takes_overrides=True, overrides={})
 
 
 def _tune(options: argparse.Namespace) -> int:
-    recipe = experiment.load_recipe(options.recipe, options.overrides)
+    if Path(options.recipe).suffix.lower() in SUFFIXES or "://" in options.recipe:
+        return tune_data.tune(options)
+    if given := tune_data.given_for_data(options):
+        raise ValueError(f"--{given} is for a file of series; {options.recipe} is a recipe.")
+    options.sampler = options.sampler or "random"
+    recipe = runner.load_recipe(options.recipe, options.overrides)
     if not recipe.search:
-        advised = studies.default_search(recipe, experiment.build_task(recipe))
+        advised = inspection.default_search(recipe, runner.build_task(recipe))
         search = {place: values for place, values in advised.items() if place not in options.overrides}
         recipe = dataclasses.replace(recipe, search=search)
         print(f"{recipe.name} has no [search]; advised: {', '.join(f'{k} {v}' for k, v in search.items())}", flush=True)
     refuse_fixed(recipe, "search", options.overrides)
-    folder = options.runs / recipe.name / f"tune-{options.study}"
+    folder = tune.study_folder(options.runs, recipe, options.study)
     url = options.storage or str(folder / "study.journal")
-    storage = tune.open_storage(url)
+    storage = open_storage(url)
     if options.serve:
         return _serve(storage, options.serve)
     study = tune.Study(
@@ -75,7 +85,7 @@ def _tune(options: argparse.Namespace) -> int:
     )
     if options.worker:
         with interruptible() as interrupted:
-            study.work(folder / "trials", interrupted, lambda text: print(text, flush=True))
+            study.work(folder / "trials", interrupted, lambda text: processes.print_event("trial", text=text))
             return 130 if interrupted() else 0
     status = _workers(options, study)
     if status:
@@ -95,6 +105,7 @@ def _tune(options: argparse.Namespace) -> int:
     return train_all(options.recipe, options.overrides, points, options.jobs, options.runs)
 
 
+@processes.ending_with_signals()
 def _workers(options: argparse.Namespace, study: tune.Study) -> int:
     """Keep the workers of this machine going until the study is done; print a line for every trial that ends."""
     environment = processes.share_cores(options.jobs)
@@ -106,33 +117,33 @@ def _workers(options: argparse.Namespace, study: tune.Study) -> int:
     seen = {trial.number for trial in study.done()}
     if seen:
         print(f"{len(seen)} of {options.trials} trials were done before", flush=True)
-    workers = [processes.start(words, environment) for _ in range(options.jobs)]
+    workers = [processes.Job(words, environment) for _ in range(options.jobs)]
     replaced = 0
     try:
         while True:
-            over = all(worker.poll() == 0 for worker, _ in workers)
+            over = all(worker.status == 0 for worker in workers)
             for trial in study.done():
                 if trial.number not in seen:
                     seen.add(trial.number)
-                    figure = "no figure" if trial.value is None else f"validation {trial.value:.4g}"
+                    score = "no score" if trial.value is None else f"validation {trial.value:.4g}"
                     state = trial.state.name.lower()
                     print(
-                        f"{len(seen)}/{options.trials}  trial {trial.number}: {state}, {figure}, {trial.params}",
+                        f"{len(seen)}/{options.trials}  trial {trial.number}: {state}, {score}, {trial.params}",
                         flush=True,
                     )
             if over:
                 return 0
-            for place, (worker, output) in enumerate(workers):
-                if worker.poll() not in (None, 0):
-                    last = (processes.said(output).strip().splitlines() or ["it said nothing"])[-1]
+            for place, worker in enumerate(workers):
+                if worker.status not in (None, 0):
                     replaced += 1
-                    if worker.returncode == 2 or replaced > REPLACEMENTS:  # an error of the user's making, or no end
-                        print(f"lem: a worker ended with status {worker.returncode}: {last}", file=sys.stderr)
+                    if worker.status == 2 or replaced > REPLACEMENTS:  # an error of the user's making, or no end
+                        print(
+                            f"lem: a worker ended with status {worker.status}: {worker.last_words()}", file=sys.stderr
+                        )
                         return 2
-                    print(
-                        f"lem: warning: a worker died ({worker.returncode}); another takes its place", file=sys.stderr
-                    )
-                    workers[place] = processes.start(words, environment)
+                    print(f"lem: warning: a worker died ({worker.status}); another takes its place", file=sys.stderr)
+                    worker.close()
+                    workers[place] = processes.Job(words, environment)
             time.sleep(0.2)
     finally:
         processes.stop(workers)

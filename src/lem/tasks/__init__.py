@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from lem.tasks.adding import adding
-from lem.tasks.base import Task
+from lem.tasks.base import DataFacts, Task
 from lem.tasks.eigenworms import SOURCE as EIGENWORMS
 from lem.tasks.eigenworms import eigenworms
 from lem.tasks.fetch import Source
@@ -16,9 +16,11 @@ from lem.tasks.mnist import SOURCE as MNIST
 from lem.tasks.mnist import psmnist, smnist
 from lem.tasks.ncifar10 import SOURCE as CIFAR10
 from lem.tasks.ncifar10 import ncifar10
+from lem.tasks.physionet2012 import SOURCE as PHYSIONET2012
+from lem.tasks.physionet2012 import physionet2012
 from lem.tasks.ptb import CHARACTERS, WORDS, ptb_char, ptb_word
 
-__all__ = ["SOURCES", "TASKS", "Task"]
+__all__ = ["METRIC_BY_TASK", "SOURCES", "TASKS", "DataFacts", "Task"]
 
 TASKS: dict[str, Callable[..., Task]] = {
     "adding": adding,
@@ -32,7 +34,24 @@ TASKS: dict[str, Callable[..., Task]] = {
     "ptb_char": ptb_char,
     "ptb_word": ptb_word,
     "long_pulse": long_pulse,
+    "physionet2012": physionet2012,
 }
+
+METRIC_BY_TASK = {
+    "adding": "mse",
+    "smnist": "accuracy",
+    "psmnist": "accuracy",
+    "ncifar10": "accuracy",
+    "eigenworms": "accuracy",
+    "heart_rate": "rmse",
+    "fitzhugh_nagumo": "rmse",
+    "google12": "accuracy",
+    "ptb_char": "bpc",
+    "ptb_word": "perplexity",
+    "long_pulse": "accuracy",
+    "physionet2012": "log_loss",
+}
+"""The metric of each task, for a search that must know its direction before any data is read."""
 
 SOURCES: dict[str, Source] = {
     "smnist": MNIST,
@@ -45,5 +64,6 @@ SOURCES: dict[str, Source] = {
     "ptb_char": CHARACTERS,
     "ptb_word": WORDS,
     "long_pulse": RECORDED,
+    "physionet2012": PHYSIONET2012,
 }
 """What `lem fetch` can fetch: the data of a task, by the task's name; the heart rate's also from another source."""

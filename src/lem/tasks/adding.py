@@ -7,8 +7,8 @@ Sequences are made on the fly and never repeat; validation and test are fixed se
 
 import torch
 
-from lem.data import ArraySplit, Batch, mix
 from lem.tasks.base import Task
+from lem.training.data import ArraySplit, Batch, mix
 
 
 def sequences(length: int, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

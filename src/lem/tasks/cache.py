@@ -16,7 +16,7 @@ from lem.tasks.fetch import data_folder
 
 
 def prepared(name: str, key: object, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the tensors `make` gives: from disk where they were made before.
+    """Return the tensors of `make`, from disk if they were made before.
 
     Args:
         name: what the file is called.
@@ -43,7 +43,7 @@ def prepared(name: str, key: object, make: Callable[[], dict[str, Tensor]]) -> d
                 partial.unlink(missing_ok=True)
             return load_file(path)
     except PermissionError as error:
-        warnings.warn(f"Prepared data cannot be kept and is made anew each time: {error}.", stacklevel=2)
+        warnings.warn(f"Prepared data could not be stored, so it is computed again on each run: {error}.", stacklevel=2)
         return make()
 
 

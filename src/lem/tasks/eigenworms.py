@@ -1,6 +1,6 @@
 """EigenWorms: which of five strains a worm is of, from 17,984 steps of its six posture coordinates.
 
-The archive's 128 training and 131 test series are stacked and split anew. Two protocols:
+The archive's 128 training and 131 test series are stacked and split again. Two protocols:
 
 - "paper": 181 / 39 / 39, by scikit-learn's `train_test_split` with random_state 1234, twice, as in the authors' code.
 - "deduplicated": repeated series are removed, then one of five random 70 / 15 / 15 splits, as in later papers.
@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lem.data import ArraySplit, mix
-from lem.tasks.base import Task
+from lem.tasks.base import DataFacts, Task
 from lem.tasks.cache import checksum, prepared
 from lem.tasks.fetch import Download, Source, fetch
 from lem.tasks.uea import class_numbers, padded, read_series
+from lem.training.data import ArraySplit, mix
 
 FOLDS = 5
 
@@ -114,10 +114,14 @@ def eigenworms(protocol: str = "paper", fold: int = 0, data_seed: int = 1234) ->
         output_size=int(labels.max()) + 1,
         loss="cross_entropy",
         metric="accuracy",
-        notes=(
-            f"split: {protocol}" + (f", fold {fold + 1} of {FOLDS}" if protocol == "deduplicated" else ""),
-            f"{len(inputs)} series, {len(unique)} different",
-            f"{seen} of {len(test)} test series are also in training or validation",
-            f"checksum of the source files {key[:16]} (none is published)",
+        facts=DataFacts(
+            split=protocol,
+            fold=fold if protocol == "deduplicated" else None,
+            folds=FOLDS if protocol == "deduplicated" else None,
+            samples=len(inputs),
+            distinct=len(unique),
+            test_samples=len(test),
+            test_seen=seen,
+            checksum=key[:16],
         ),
     )

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from lem.data import DataError
 from lem.tasks.archive import unpack
+from lem.training.data import DataError
 
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as dead."""
@@ -75,7 +75,7 @@ class Source:
 
     @property
     def size(self) -> int | None:
-        """Bytes to download, or None where that is not known."""
+        """Bytes to download, or None if that is not known."""
         sizes = [download.size for download in self.downloads]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
@@ -92,7 +92,7 @@ def data_folder() -> Path:
 
 
 def fetch(source: Source, *, offline: bool | None = None) -> dict[str, Path]:
-    """Make sure that all files of a data set are there and are the right ones; return where each lies.
+    """Make sure that all files of a data set are present and correct; return their paths.
 
     Args:
         source: the data set.
@@ -149,14 +149,14 @@ def _provide(source: Source, download: Download, offline: bool) -> dict[str, Pat
     places = {path: place for path in download.files if (place := _find(path))}
     missing = [path for path in download.files if path not in places]
     if missing:
-        raise DataError(f"{download.name} of {source.name} must hold {', '.join(missing)}; it does not.")
+        raise DataError(f"{download.name} of {source.name} does not contain {', '.join(missing)}.")
     return places
 
 
 def _how(source: Source, download: Download, why: str) -> str:
     return (
-        f"{download.name} of {source.name} cannot be had: {why}. Run `lem fetch {source.name}` where there is a "
-        f"network, or put {download.name} from {source.page} into {data_folder()}."
+        f"{download.name} of {source.name} could not be downloaded: {why}. Run `lem fetch {source.name}` on a "
+        f"machine with a network, or put {download.name} from {source.page} into {data_folder()}."
     )
 
 

@@ -10,10 +10,10 @@ times of [0, 400], the target v one step later. 128 training, 128 validation and
 import numpy as np
 import torch
 
-from lem.data import ArraySplit, mix
 from lem.extras import extra
 from lem.tasks.base import Task
 from lem.tasks.cache import prepared
+from lem.training.data import ArraySplit, mix
 
 TAU, CURRENT, A, B = 0.02, 0.5, 0.7, 0.8
 END, SAMPLES = 400.0, 1001

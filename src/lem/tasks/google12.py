@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lem.data import ArraySplit, DataError
 from lem.extras import extra
-from lem.tasks.base import Task
+from lem.tasks.base import DataFacts, Task
 from lem.tasks.cache import prepared
 from lem.tasks.fetch import Bar, Download, Source, fetch
+from lem.training.data import ArraySplit, DataError
 
 LABELS = ("unknown", "silence", "yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 PUBLISHED = (84_843, 9_981, 11_005)
@@ -147,11 +147,6 @@ def google12() -> Task:
     folder = fetch(SOURCE)["speech_commands/validation_list.txt"].parent
     train, valid, test = list_clips(folder)
     counts = tuple(sum(not clip.path.startswith(NOISE) for clip in split) for split in (train, valid, test))
-    notes = []
-    if counts != PUBLISHED:
-        notes.append("a subset: {} / {} / {} clips of the published {} / {} / {}".format(*counts, *PUBLISHED))
-    cut = [len(split) - count for split, count in zip((train, valid, test), counts)]
-    notes.append("silence cut from the noise recordings: {} / {} / {} clips".format(*cut))
     return Task(
         _split(folder, "training", train),
         _split(folder, "validation", valid),
@@ -160,5 +155,9 @@ def google12() -> Task:
         output_size=len(LABELS),
         loss="cross_entropy",
         metric="accuracy",
-        notes=tuple(notes),
+        facts=DataFacts(
+            sizes=counts,
+            subset_of=None if counts == PUBLISHED else PUBLISHED,
+            cut_silence=tuple(len(split) - count for split, count in zip((train, valid, test), counts)),
+        ),
     )

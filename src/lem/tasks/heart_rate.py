@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lem.data import ArraySplit, DataError, mix
-from lem.tasks.base import Task
+from lem.tasks.base import DataFacts, Task
 from lem.tasks.cache import checksum, prepared
 from lem.tasks.fetch import Download, Source, fetch
 from lem.tasks.uea import padded, read_series
+from lem.training.data import ArraySplit, DataError, mix
 
 RECORDINGS = 53
 SECONDS, EVERY, RATE = 32, 3, 125
@@ -64,7 +64,7 @@ def read_columns(path: Path, *names: str) -> np.ndarray:
                 raise DataError(f"{path.name} must have the columns {', '.join(names)}; got {', '.join(header)}.")
             rows = lines.readlines()
         if not rows:
-            raise DataError(f"{path.name} must have at least one row; it has none.")
+            raise DataError(f"{path.name} has no rows.")
         return np.loadtxt(rows, delimiter=",", usecols=[header.index(name) for name in names], ndmin=2)
     except DataError:
         raise
@@ -92,7 +92,9 @@ def _from_archive() -> dict[str, Tensor]:
         parts = [read_series(path) for path in paths]
         inputs, lengths = padded([values for part in parts for values in part.values])
         if lengths is not None:
-            raise DataError("The series of BIDMC32HR must be equally long; they are not.")
+            raise DataError(
+                "The series of BIDMC32HR must all have the same length. Delete the files and fetch them again."
+            )
         return {"inputs": inputs, "targets": torch.tensor([float(v) for part in parts for v in part.labels])}
 
     return prepared("heart-rate-archive", {"source": checksum(paths), "version": 1}, make)
@@ -143,8 +145,8 @@ def heart_rate(
         split: "random", as in the paper, or "recording", with no recording in two splits.
         source: "archive", "recordings", or "auto": the first of them that is in the data folder, else the archive.
         data_seed: draws the split by recording.
-        standardised: give targets of mean 0 and deviation 1 on the training split, which spares a model the way from 0
-            to 90 beats; the metric stays in beats per minute. The paper's are not.
+        standardised: give targets of mean 0 and deviation 1 on the training split, so that the model need not
+            learn the offset of about 90 beats; the metric stays in beats per minute. The paper's are not.
     """
     if split not in ("random", "recording"):
         raise ValueError(f"`split` of heart_rate must be 'random' or 'recording'; got {split!r}.")
@@ -155,7 +157,7 @@ def heart_rate(
         source = "recordings" if rebuilt else "archive"
     if split == "recording" and source == "archive":
         raise ValueError(
-            "`source` of heart_rate must be 'recordings' where `split` is 'recording': the archive's "
+            "`source` of heart_rate must be 'recordings' if `split` is 'recording': the archive's "
             "series do not say which recording they are from."
         )
     tensors = _from_archive() if source == "archive" else _from_recordings()
@@ -164,13 +166,10 @@ def heart_rate(
         train, valid, test = random_split(len(inputs))
     else:
         train, valid, test = recording_split(tensors["recordings"], data_seed)
-    unit, notes = 1.0, []
+    mean, unit = 0.0, 1.0
     if standardised:
         mean, unit = float(targets[train].mean()), float(targets[train].std())
         targets = (targets - mean) / unit
-        notes.append(f"targets are standardised: beats per minute = {mean:.4f} + {unit:.4f} x answer")
-    told = {"archive": "the archive's BIDMC32HR", "recordings": "rebuilt from the recordings"}[source]
-    shared = "training and test share recordings" if split == "random" else "no recording is in two splits"
     return Task(
         ArraySplit(inputs[train], targets[train]),
         ArraySplit(inputs[valid], targets[valid]),
@@ -180,5 +179,13 @@ def heart_rate(
         loss="mse",
         metric="rmse",
         unit=unit,
-        notes=(f"data: {told}, {len(inputs)} windows", f"split: {split}; {shared}", *notes),
+        facts=DataFacts(
+            split=split,
+            source=source,
+            rebuilt=source == "recordings",
+            samples=len(inputs),
+            shared_recordings=split == "random",
+            target_mean=mean if standardised else None,
+            target_scale=unit if standardised else None,
+        ),
     )

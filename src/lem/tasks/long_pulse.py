@@ -1,6 +1,6 @@
 """Long pulse: slow, middle or fast, from two minutes of pulse oximetry (PPG) and ECG, 15,000 steps of two channels.
 
-Not in the paper. It stands in for EigenWorms, whose data cannot be had everywhere, and is nearly as long (15,000 steps
+Not in the paper. It replaces EigenWorms, whose data is not available everywhere, and is nearly as long (15,000 steps
 to 17,984). Each of PhysioNet's 53 recordings (see heart_rate) gives 31 windows, one every 12 s. The label is the
 third of all windows that the monitor's mean heart rate falls into. Channels are standardised by the mean and spread of
 the training windows.
@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lem.data import ArraySplit, DataError
-from lem.tasks.base import Task
+from lem.tasks.base import DataFacts, Task
 from lem.tasks.cache import checksum, prepared
 from lem.tasks.eigenworms import paper_split
 from lem.tasks.fetch import fetch
 from lem.tasks.heart_rate import RATE, RECORDED, RECORDINGS, read_columns, recording_split
+from lem.training.data import ArraySplit, DataError
 
 SECONDS, EVERY, WINDOWS, CLASSES = 120, 12, 31, 3
 
@@ -79,7 +79,6 @@ def long_pulse(split: str = "random", data_seed: int = 1234) -> Task:
     else:
         train, valid, test = recording_split(recordings, data_seed)
     inputs = (inputs - inputs[train].mean((0, 1))) / inputs[train].std((0, 1))
-    shared = "training and test share recordings" if split == "random" else "no recording is in two splits"
     return Task(
         ArraySplit(inputs[train], labels[train]),
         ArraySplit(inputs[valid], labels[valid]),
@@ -88,5 +87,5 @@ def long_pulse(split: str = "random", data_seed: int = 1234) -> Task:
         output_size=CLASSES,
         loss="cross_entropy",
         metric="accuracy",
-        notes=(f"split: {split}; {shared}",),
+        facts=DataFacts(split=split, shared_recordings=split == "random"),
     )

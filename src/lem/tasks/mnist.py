@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lem.data import ArraySplit, DataError, mix
 from lem.tasks.base import Task
 from lem.tasks.fetch import Download, Source, fetch
+from lem.training.data import ArraySplit, DataError, mix
 
 
 def _download(name: str, sha256: str, size: int, unpacked: int) -> Download:

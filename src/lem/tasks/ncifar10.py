@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lem.data import ArraySplit, Batch, DataError, mix
-from lem.tasks.base import Task
+from lem.tasks.base import DataFacts, Task
 from lem.tasks.fetch import Download, Source, fetch
+from lem.training.data import ArraySplit, Batch, DataError, mix
 
 LENGTH, ROWS, WIDTH = 1000, 32, 96
 
@@ -57,7 +57,7 @@ def read_images(paths: list[Path]) -> tuple[Tensor, Tensor]:
 
 
 class _Memory:
-    """Memory for batches, used again once nobody holds it: fresh pages of 38 MB cost more than filling them."""
+    """Memory for batches, reused when it is no longer referenced: fresh pages of 38 MB cost more than filling them."""
 
     def __init__(self) -> None:
         self.pool: list[tuple[Tensor, int]] = []
@@ -118,7 +118,6 @@ def ncifar10(noise: str = "shared", data_seed: int = 5544) -> Task:
     images, labels = read_images([files[name] for name in names])
     chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(mix(data_seed, 1)))
     train, valid = chosen[:48_000], chosen[48_000:]
-    told = "one noise block is shared by all samples" if block is not None else "fresh noise for every sample"
     return Task(
         split(images[train], labels[train], 0),
         split(images[valid], labels[valid], 1),
@@ -127,5 +126,5 @@ def ncifar10(noise: str = "shared", data_seed: int = 5544) -> Task:
         output_size=10,
         loss="cross_entropy",
         metric="accuracy",
-        notes=(told,),
+        facts=DataFacts(noise=noise),
     )

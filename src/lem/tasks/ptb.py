@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lem.data import IGNORE, Batch, DataError
 from lem.tasks.base import Task
 from lem.tasks.fetch import Download, Source, fetch
+from lem.training.data import IGNORE, Batch, DataError
 
 EOS = "<eos>"
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lem.data import DataError, check_padding
+from lem.training.data import DataError, check_padding
 
 
 class Series(NamedTuple):
@@ -79,7 +79,7 @@ def _read_ts(lines: _Lines) -> Series:
     header: dict[str, str] = {}
     rows: list[np.ndarray] = []
     labels: list[str] = []
-    classes: tuple[str, ...] = ()
+    classes: dict[str, str] = {}
     data = False
     for line in lines:
         if not data:
@@ -89,7 +89,7 @@ def _read_ts(lines: _Lines) -> Series:
             header[key.lower()] = value.strip()
             if key.lower() == "data":
                 data = True
-                classes = _check_ts_header(lines, header)
+                classes = {name: name for name in _check_ts_header(lines, header)}
             continue
         *channels, label = line.split(":")
         if not channels:
@@ -115,7 +115,7 @@ def _check_ts_header(lines: _Lines, header: dict[str, str]) -> tuple[str, ...]:
 def _read_arff(lines: _Lines) -> Series:
     rows: list[np.ndarray] = []
     labels: list[str] = []
-    classes: tuple[str, ...] = ()
+    classes: dict[str, str] = {}
     data = relational = False
     for line in lines:
         lower = line.lower()
@@ -125,7 +125,8 @@ def _read_arff(lines: _Lines) -> Series:
             elif re.match(r"@attribute\s+\S+\s+relational", lower):
                 relational = True
             elif found := re.match(r"@attribute\s+\S+\s+\{(.*)\}$", line, re.IGNORECASE):
-                classes = tuple(part.strip().strip("'\"") for part in found[1].split(","))
+                parts = (part.strip().strip("'\"") for part in found[1].split(","))
+                classes = {name: name for name in parts}
             elif not lower.startswith(("@relation", "@attribute", "@end")):
                 raise lines.error("a header line must start with @relation, @attribute or @end until '@data'.")
             continue
@@ -143,9 +144,11 @@ def _read_arff(lines: _Lines) -> Series:
     return _finish(lines, data, rows, labels, classes)
 
 
-def _checked_label(lines: _Lines, label: str, classes: tuple[str, ...]) -> str:
+def _checked_label(lines: _Lines, label: str, classes: dict[str, str]) -> str:
+    """Return the label as the header has it: one object for all series of a class."""
     if classes and label not in classes:
-        raise lines.error(f"the label must be one of {', '.join(classes)}; got {label!r}.")
+        some = ", ".join(list(classes)[:20]) + (f" and {len(classes) - 20} more" if len(classes) > 20 else "")
+        raise lines.error(f"the label must be one of {some}; got {label!r}.")
     if not classes:
         try:
             number = float(label)
@@ -153,7 +156,7 @@ def _checked_label(lines: _Lines, label: str, classes: tuple[str, ...]) -> str:
             number = math.nan
         if not math.isfinite(number):
             raise lines.error(f"the target must be a finite number; got {label!r}.")
-    return label
+    return classes.get(label, label)
 
 
 def _channels(lines: _Lines, channels: list[str], before: list[np.ndarray]) -> np.ndarray:
@@ -179,9 +182,9 @@ def _numbers(lines: _Lines, text: str) -> np.ndarray:
     return numbers
 
 
-def _finish(lines: _Lines, data: bool, rows: list[np.ndarray], labels: list[str], classes: tuple[str, ...]) -> Series:
+def _finish(lines: _Lines, data: bool, rows: list[np.ndarray], labels: list[str], classes: dict[str, str]) -> Series:
     if not data:
         raise lines.error("the file must have a line '@data'.")
     if not rows:
         raise lines.error("the file must hold at least one series.")
-    return Series(rows, labels, classes)
+    return Series(rows, labels, tuple(classes))

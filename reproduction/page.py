@@ -1,0 +1,60 @@
+"""The page `docs/reproduction.md` and the README's excerpt of it."""
+
+from lem.experiments.report import Group, run_notes
+from reproduction.tables import COLUMNS, Table, paper_tables, read_paper, recipe_cell
+
+
+def write_page(groups: list[Group]) -> str:
+    """Write all tables as one Markdown page, which expects its figures in the folder images/ next to it."""
+    tables = paper_tables(groups)
+    rows = [row for table in tables for row in table.rows if row.of_the_paper]
+    lines = [
+        "# Reproduction",
+        "",
+        "The rows of the paper's tables and our runs of them, written by `make reproduction` from the runs in",
+        "`reproduction/results/`: do not edit. A score is the test metric at the best validation epoch, the mean over",
+        "the seeds with its standard deviation, and the median of three or more; a run shorter than its recipe says so",
+        "in the cell; what was not run is printed as missing. A row without the paper's score is a recipe of our own.",
+        "Our parameters count one bias a map and the readout. The time is that of one run on the machine named in its",
+        f"line of the results. {sum(row.ours is not None for row in rows)} of {len(rows)} rows have a score.",
+        "",
+        "## In short",
+        "",
+        read_paper()["summary"].strip(),
+    ]
+    for table in tables:
+        lines += ["", f"## {table.heading}", "", table.source, ""]
+        lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row.cells()) + " |" for row in table.rows]
+        lines += ["", table.text] if table.text else []
+        lines += ["", f"![{table.title}: {table.metric} over training](images/{table.image})"] if table.drawn else []
+    shown = [row.ours for table in tables for row in table.rows]
+    if others := [group for group in groups if group not in shown]:
+        lines += ["", "## Other runs", "", "Variants of the recipes above, and recipes the paper has no row for.", ""]
+        lines += ["| recipe | metric | here | seeds |", "|---|---|---|---|"]
+        for group in others:
+            lines.append(f"| {recipe_cell(group)} | {group.metric} | {group.score()} | {len(group.runs)} |")
+    notes: dict[str, set[str]] = {}
+    for group in groups:
+        for note in (note for result in group.results for note in run_notes(result)):
+            notes.setdefault(note, set()).add(f"`{group.recipe.name}`")
+    if notes:
+        lines += ["", "## Notes of the runs", ""]
+        lines += [f"- {', '.join(sorted(names))}: {note}" for note, names in sorted(notes.items())]
+    return "\n".join(lines) + "\n"
+
+
+EXCERPT = "| task | model | paper | here | seeds |"
+
+
+def renew_excerpt(readme: str, tables: list[Table]) -> str:
+    """Return `readme` with the table under EXCERPT written again from the rows marked `readme = true`."""
+    before, heading, rest = readme.partition(EXCERPT + "\n")
+    if not heading:
+        raise ValueError(f"`readme` of renew_excerpt must hold a table with the heading {EXCERPT!r}; got none.")
+    lines = [EXCERPT, "|---|---|---|---|---|"]
+    for table in tables:
+        for row in (row for row in table.rows if row.printed.get("readme") and row.ours is not None):
+            model, paper, _, here, seeds, *_ = row.cells()
+            lines.append(f"| {table.title} | {model} | {paper} | {here} | {seeds} |")
+    return before + "\n".join(lines) + "".join(rest.partition("\n\n")[1:])

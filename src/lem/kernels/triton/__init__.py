@@ -1,0 +1,1 @@
+"""LEM on GPUs by Triton. The modules with kernels import Triton; `paths` does not."""

@@ -1,0 +1,118 @@
+"""Regression: numbers for a series."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
+from sklearn.utils import check_array
+
+from lem.timeseries.predictor import Predictor
+from lem.timeseries.series import Series
+from lem.timeseries.supervised import SupervisedEstimator
+from lem.training.data import ArraySplit
+
+
+class LEMRegressor(RegressorMixin, SupervisedEstimator):
+    """Predict one number, or several, for each time series: y is (n,) or (n, targets).
+
+    The arguments and attributes are those of `SupervisedEstimator` and `SeriesEstimator`.
+    """
+
+    _kind = "regressor"
+
+    def __init__(
+        self,
+        hidden_size: int = 64,
+        *,
+        effort: str = "default",
+        network: str = "auto",
+        cell: str = "lem",
+        causal: bool = False,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dt: float | str = "auto",
+        cell_options: dict[str, Any] | None = None,
+        dropout: float = 0.0,
+        epochs: int = 150,
+        batch_size: int | str = "auto",
+        learning_rate: float = 5e-3,
+        weight_decay: float = 0.0,
+        validation_fraction: float = 0.2,
+        patience: int | None = 100,
+        missing: str = "error",
+        random_state: Any = None,
+        device: str = "cpu",
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            hidden_size,
+            cell=cell,
+            num_layers=num_layers,
+            bidirectional=bidirectional,
+            dt=dt,
+            cell_options=cell_options,
+            dropout=dropout,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            validation_fraction=validation_fraction,
+            patience=patience,
+            missing=missing,
+            random_state=random_state,
+            device=device,
+            verbose=verbose,
+        )
+        self.effort = effort
+        self.network = network
+        self.causal = causal
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, *, times: Any = None) -> float:
+        """Return R^2; `times` as in `fit`."""
+        return float(r2_score(y, self.predict(X, times=times), sample_weight=sample_weight))
+
+    def _targets(self, y: Any, first: bool) -> np.ndarray:
+        targets = _numeric_targets(y, self._name)
+        if first:
+            self._flat = targets.ndim == 1
+            self.n_outputs_ = 1 if self._flat else targets.shape[1]
+        targets = targets[:, None] if targets.ndim == 1 else targets
+        if targets.shape[1] != self.n_outputs_:
+            raise ValueError(
+                f"`y` of {self._name} must have {self.n_outputs_} columns, as in fit; got {targets.shape[1]}."
+            )
+        return targets
+
+    def _new_predictor(self, series: Series, targets: np.ndarray, architecture: dict[str, Any]) -> Predictor:
+        predictor = Predictor(
+            "regressor", self.n_channels_in_, self.n_outputs_, architecture, missing=self.missing, flat=self._flat
+        )
+        predictor.set_units(series, targets)
+        return predictor
+
+    def _eval_score(self, series: Series, targets: np.ndarray) -> float:
+        """Return the root of the mean squared error."""
+        return float(np.sqrt(((self.predictor_.answers(series) - targets) ** 2).mean()))
+
+    def _split(self, series: Series, targets: np.ndarray) -> ArraySplit:
+        predictor, (inputs, lengths, elapsed) = self.predictor_, self._standard(series)
+        wanted = (torch.from_numpy(targets) - predictor.target_mean) / predictor.target_scale
+        return ArraySplit(inputs, wanted.to(inputs.dtype), lengths, elapsed=elapsed)
+
+
+def _numeric_targets(y: Any, whose: str) -> np.ndarray:
+    if y is None:
+        raise ValueError(f"`y` of {whose} must be given: it requires y to be passed, but the target y is None.")
+    targets = check_array(y, ensure_2d=False, dtype=np.float64, ensure_all_finite=False, input_name="y")
+    bad = np.argwhere(~np.isfinite(targets))
+    if len(bad):
+        what = "NaN" if np.isnan(targets[tuple(bad[0])]) else "infinity"
+        raise ValueError(f"Input y contains {what}: `y` of {whose} must be finite; see sample {bad[0][0]}.")
+    return targets

@@ -1,0 +1,1 @@
+"""How a network learns: the training loop and what it needs."""

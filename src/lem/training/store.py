@@ -1,0 +1,61 @@
+"""Where a run keeps its checkpoints: the interface that `fit` uses, and a store in memory."""
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class Store(Protocol):
+    """Where a run keeps its checkpoints and the records of its evaluations."""
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keep the state of the run as the newest checkpoint."""
+        ...
+
+    def save_best(self, weights: dict[str, Tensor]) -> None:
+        """Keep the weights of the best validation epoch."""
+        ...
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Keep the record of one evaluation; the checkpoint that follows holds it as well."""
+        ...
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the newest readable checkpoint, or None."""
+        ...
+
+
+class Memory:
+    """A store in memory, with which a later call of `fit` continues the run.
+
+    Attributes:
+        state: the newest checkpoint, or None.
+        best: the weights of the best validation epoch, or None.
+    """
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] | None = None
+        self.best: dict[str, Tensor] | None = None
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keep a copy of the state."""
+        self.state = _copy(state)
+
+    def save_best(self, weights: dict[str, Tensor]) -> None:
+        """Keep a copy of the best weights."""
+        self.best = _copy(weights)
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Keep nothing: the state holds all records."""
+
+    def load(self) -> dict[str, Any] | None:
+        """Return a copy of the state, or None."""
+        return _copy(self.state)
+
+
+def _copy(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        return {key: _copy(value) for key, value in tree.items()}
+    return [_copy(value) for value in tree] if isinstance(tree, list | tuple) else tree
