@@ -71,6 +71,21 @@ def test_chrono_time_constants_spread_over_the_memory():
     assert not both.bias_h.any()
 
 
+@pytest.mark.parametrize("two_biases", [False, True])
+def test_forget_bias_is_the_bias_of_the_forget_gate_alone(two_biases):
+    options = {"two_biases": two_biases, "dtype": torch.float64}
+    torch.manual_seed(0)
+    cell = make_cell("lstm", M, 500, forget_bias=1.0, **options)
+    torch.manual_seed(0)
+    plain = make_cell("lstm", M, 500, **options)
+    bias, drawn = ((c.bias + c.bias_h if two_biases else c.bias).detach().chunk(4) for c in (cell, plain))
+    assert_close(bias[1], np.ones(500), "exact")
+    assert drawn[1].abs().max() < 0.1
+    for gate in (0, 2, 3):
+        assert_close(bias[gate], drawn[gate], "exact")
+    assert_close(cell.weight_h, plain.weight_h, "exact")
+
+
 @pytest.mark.parametrize(("name", "kept"), [("dt-lstm-v1", 0.1), ("dt-lstm-v2", 0.9)])
 def test_dt_lstm_keeps_at_most_its_share_of_the_memory(name, kept):
     """With the forget gate wide open and the input gate shut, a step multiplies c by dt, or by 1 - dt."""
@@ -91,6 +106,9 @@ def test_dt_lstm_keeps_at_most_its_share_of_the_memory(name, kept):
     [
         ("chrono-lstm", {"t_max": 2.0}, "`t_max` of LSTMCell"),
         ("chrono-lstm", {"bias": False}, "`bias` of LSTMCell"),
+        ("lstm", {"bias": False, "forget_bias": 1.0}, "`bias` of LSTMCell"),
+        ("lstm", {"forget_bias": math.inf}, "`forget_bias` of LSTMCell"),
+        ("chrono-lstm", {"forget_bias": 1.0}, "`forget_bias` of LSTMCell must be None"),
         ("gru", {"bias": False, "two_biases": True}, "`bias` of GRUCell"),
         ("rnn", {"bias": False, "two_biases": True}, "`bias` of RNNCell"),
         ("dt-lstm-v1", {"dt": 1.5}, "`dt` of dt-lstm-v1"),

@@ -46,6 +46,8 @@ class LSTMCell(PointwiseCell):
         two_biases: give each gate a second bias, as nn.LSTM does.
         t_max: initialise by the chrono rule of Tallec and Ollivier (2018) for memories of up to `t_max` steps:
             b_f = log U[1, t_max - 1], b_i = -b_f, all other biases zero.
+        forget_bias: the bias of the forget gate at the start; None draws it like the other biases, as nn.LSTM does.
+            With 1.0, the rule of Jozefowicz et al. (2015), a new LSTM keeps its cell state for longer.
         forget_scale: the factor of the forget gate.
         input_scale: the factor of the input gate.
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
@@ -68,6 +70,7 @@ class LSTMCell(PointwiseCell):
         *,
         two_biases: bool = False,
         t_max: float | None = None,
+        forget_bias: float | None = None,
         forget_scale: float = 1.0,
         input_scale: float = 1.0,
         backend: str = "auto",
@@ -76,10 +79,13 @@ class LSTMCell(PointwiseCell):
     ) -> None:
         super().__init__(input_size, hidden_size, backend)
         self.t_max = None if t_max is None else within(self, "t_max", t_max, "(2, inf)")
+        self.forget_bias = None if forget_bias is None else within(self, "forget_bias", forget_bias, "(-inf, inf)")
         self.forget_scale = within(self, "forget_scale", forget_scale, "[0, 1]")
         self.input_scale = within(self, "input_scale", input_scale, "[0, 1]")
-        if not bias and (two_biases or t_max is not None):
-            raise ValueError("`bias` of LSTMCell must be True if `two_biases` or `t_max` is given.")
+        if not bias and (two_biases or t_max is not None or forget_bias is not None):
+            raise ValueError("`bias` of LSTMCell must be True if `two_biases`, `t_max` or `forget_bias` is given.")
+        if t_max is not None and forget_bias is not None:
+            raise ValueError("`forget_bias` of LSTMCell must be None if `t_max` is given, which draws the same biases.")
         d = hidden_size
         self.weight_u = nn.Parameter(torch.empty(4 * d, input_size, device=device, dtype=dtype))
         self.weight_h = nn.Parameter(torch.empty(4 * d, d, device=device, dtype=dtype))
@@ -91,7 +97,7 @@ class LSTMCell(PointwiseCell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights uniform in +-1/sqrt(d) as torch does; with `t_max` the chrono rule for the biases."""
+        """Draw all weights uniform in +-1/sqrt(d) as torch does; `t_max` and `forget_bias` set biases."""
         bound = 1.0 / math.sqrt(self.hidden_size)
         with torch.no_grad():
             for p in self.parameters():
@@ -104,6 +110,10 @@ class LSTMCell(PointwiseCell):
                 i, f, *_ = self.bias.chunk(4)
                 f.uniform_(1.0, self.t_max - 1.0).log_()
                 i.copy_(-f)
+            if self.forget_bias is not None and self.bias is not None:
+                self.bias.chunk(4)[1].fill_(self.forget_bias)
+                if self.bias_h is not None:
+                    self.bias_h.chunk(4)[1].zero_()
 
     def project(self, u: Float[Tensor, "time batch input"]) -> Float[Tensor, "time batch k"]:
         """Compute V u + b of all four gates."""
