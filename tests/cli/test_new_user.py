@@ -1,9 +1,9 @@
 """A new user's first hour with files, in an empty folder: every step ends right, or in one line with its remedy."""
 
+import contextlib
 import csv
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -28,9 +28,9 @@ FIT = ("--series", "pump_id", "--time", "time", "--target", "fault")
 def trained(tmp_path_factory):
     """A folder with the example data and a model of it."""
     folder = tmp_path_factory.mktemp("pumps")
-    os.chdir(folder)
-    assert main(["example", "pumps.csv"]) == 0
-    assert main(["fit", "pumps.csv", *FIT, "--epochs", "25", "--hidden-size", "16", "--no-plot"]) == 0
+    with contextlib.chdir(folder):
+        assert main(["example", "pumps.csv"]) == 0
+        assert main(["fit", "pumps.csv", *FIT, "--epochs", "25", "--hidden-size", "16", "--no-plot"]) == 0
     return folder
 
 

@@ -3,6 +3,7 @@
 import functools
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch.utils import _pytree
 from lem import LEM, Recurrent
 from lem.kernels import portable
 from tests.close import assert_close
+
+ROOT = Path(__file__).parents[2]
 
 M, D = 3, 6
 FREE = torch.export.Dim.DYNAMIC
@@ -108,7 +111,7 @@ def in_a_process(names, folder):
     for library in ("onnxruntime", "onnxscript"):
         pytest.importorskip(library, reason=f"{library} is not installed: pip install '.[export]'")
     program = f"from tests.nn.test_onnx import check\nfor name in {names!r}: check(name, {str(folder)!r})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -179,7 +182,8 @@ assert "lem.sequence.default" in {str(node.target) for node in kernel.graph.node
 
 def test_a_portable_program_runs_where_lem_cannot_be_imported(tmp_path):
     for program in (WRITE, ALONE):
-        done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+        call = [sys.executable, "-c", program, str(tmp_path)]
+        done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
 
