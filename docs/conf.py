@@ -15,11 +15,14 @@ project = "long-expressive-memory"
 author = "The long-expressive-memory developers"
 copyright = author
 version = release = lem.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+SPHINX = ("autodoc", "autosummary", "napoleon", "viewcode")
+extensions = ["myst_parser", *(f"sphinx.ext.{name}" for name in SPHINX)]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build", "misprints-evidence.md"]
+templates_path = ["_templates"]
+exclude_patterns = ["_build", "_templates", "misprints-evidence.md"]
 html_theme = "furo"
+default_role = "py:obj"  # names in single backquotes are code, and links where the object has a page
 highlight_language = "none"  # blocks without a name are commands
 html_title = "long-expressive-memory"
 autodoc_member_order = "bysource"

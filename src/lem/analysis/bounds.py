@@ -26,6 +26,11 @@ def state_bound(dt: float, steps: int, start: float = 0.0) -> float:
 
     For dt <= 1 a zero start gives 1 - (1 - dt)^n <= min(1, t_n), sharper than Proposition 1; for 1 < dt < 2 the
     states stay below dt / (2 - dt), attained by saturated alternating input; at dt = 2 they can grow by 2 a step.
+
+    Examples:
+        >>> from lem.analysis.bounds import state_bound
+        >>> round(state_bound(dt=0.1, steps=10), 4), state_bound(dt=0.1, steps=1000) <= 1
+        (0.6513, True)
     """
     if not 0.0 < dt <= 2.0:
         raise ValueError(f"`dt` of state_bound must be a number in (0, 2]; got {dt!r}.")
@@ -103,6 +108,15 @@ def jacobian(
     """Return E and F of the exact one-step Jacobian I + dt E + dt^2 F (the paper's eqs. grad6 to grad8).
 
     Rows and columns are ordered (z, y), all of z before all of y; the paper interleaves them, which changes no norm.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEMCell
+        >>> from lem.analysis.bounds import jacobian
+        >>> cell = LEMCell(2, 4, dtype=torch.float64)
+        >>> E, F = jacobian(cell, torch.rand(3, 2).double(), cell.init_state(batch=3))
+        >>> E.shape
+        torch.Size([3, 8, 8])
     """
     _no_dropout(cell)
     y, z = state
@@ -138,7 +152,13 @@ class NormBounds(NamedTuple):
 
 
 def norm_bounds(eta: float, dt: float, step: int) -> NormBounds:
-    """Return the paper's bounds (grad9, grad10 and the line after) at step number `step`; dt <= 1, zero start."""
+    """Return the paper's bounds (grad9, grad10 and the line after) at step number `step`; dt <= 1, zero start.
+
+    Examples:
+        >>> from lem.analysis.bounds import norm_bounds
+        >>> norm_bounds(eta=1.0, dt=0.01, step=100)
+        NormBounds(e=3.71..., f=3.71..., jacobian=1.08)
+    """
     mu = state_bound_paper(dt, step)
     e = 1.0 + (2.0 + mu) * eta
     return NormBounds(e, eta * e, 1.0 + 0.5 * growth(eta) * dt)
@@ -179,6 +199,14 @@ def total_gradient_bound(cell: LEMCell, steps: int, error: float, largest_input:
         steps: the number n of steps.
         error: the 1-norm of dE_n / dy_n, that is of y_n minus its target.
         largest_input: the largest |u| of the sequence, which the bound for V needs.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEMCell
+        >>> from lem.analysis.bounds import total_gradient_bound
+        >>> _ = torch.manual_seed(0)
+        >>> sorted(total_gradient_bound(LEMCell(2, 8, dt=1e-4), steps=50, error=1.0))
+        ['V', 'W', 'b']
     """
     wrong = violated(cell, steps)
     if wrong:
@@ -209,6 +237,15 @@ def partial_gradient(
 
     `first` is of order dt, `second` of order dt^2; the remainder is O(dt ((n - k) dt)^2) times the first factor, so
     the expansion is asymptotic for a fixed n - k, not for a fixed time t_n.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEMCell
+        >>> from lem.analysis.bounds import partial_gradient
+        >>> cell = LEMCell(2, 4, dt=0.1, dtype=torch.float64)
+        >>> parts = partial_gradient(cell, torch.rand(20, 2).double(), k=15, alpha=0, beta=1)
+        >>> parts._fields
+        ('exact', 'first', 'second')
     """
     _no_dropout(cell)
     with torch.no_grad():

@@ -28,7 +28,14 @@ SMALL = 1e-4
 
 
 class Net(NamedTuple):
-    """The tanh network N(x) = outer tanh(inner x + bias), with its largest error on points it was not fitted to."""
+    """The tanh network N(x) = outer tanh(inner x + bias), with its largest error on points it was not fitted to.
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.construct import fit_tanh
+        >>> fit_tanh(torch.sin, [1], width=40, radius=2.0).inner.shape
+        torch.Size([40, 1])
+    """
 
     inner: Float[Tensor, "width inputs"]
     bias: Float[Tensor, "width"]
@@ -44,6 +51,13 @@ def fit_tanh(f: Map, sizes: Sequence[int], width: int, radius: float, seed: int 
     """Fit f on the cube |x| <= `radius` by `width` random tanh features and ridge least squares.
 
     `sizes` are the widths of f's arguments. The error is the largest one on as many fresh points.
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.construct import fit_tanh
+        >>> net = fit_tanh(torch.sin, [1], width=40, radius=2.0)
+        >>> net.error < 1e-3
+        True
     """
     generator = torch.Generator().manual_seed(seed)
     total = sum(sizes)
@@ -65,7 +79,17 @@ def fit_tanh(f: Map, sizes: Sequence[int], width: int, radius: float, seed: int 
 
 @dataclass(frozen=True)
 class Construction:
-    """A LEM that was built, not trained, its linear readouts by name, and the parts of its error bound."""
+    """A LEM that was built, not trained, its linear readouts by name, and the parts of its error bound.
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.construct import universal
+        >>> f = lambda h, u: 0.9 * torch.tanh(0.7 * h + torch.sin(u))  # h_n = f(h_{n-1}, u_n)
+        >>> built = universal(f, lambda h: h**2, states=1, inputs=1, width=40, radius=2.0)
+        >>> u = 2 * torch.rand(100, 4, 1) - 1
+        >>> built.run(u)["output"].shape, built.errors(u)["output"] < 0.1
+        (torch.Size([100, 4, 1]), True)
+    """
 
     layer: LEM
     readouts: dict[str, Tensor]
@@ -144,6 +168,12 @@ def lipschitz(
     """Estimate the Lipschitz constant of f in its arguments `over`, in the largest-entry norm, from sampled Jacobians.
 
     A sampled constant bounds the true one from below; error bounds made of it are estimates.
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.construct import lipschitz
+        >>> round(lipschitz(lambda x: 3 * torch.sin(x), [1], radius=1.0, over=[0]), 1)
+        3.0
     """
     generator = torch.Generator().manual_seed(seed)
     x = radius * (2 * torch.rand(points, sum(sizes), generator=generator, dtype=torch.float64) - 1)
@@ -159,6 +189,14 @@ def universal(
 
     `width` is that of the network for f, `output_width` that of the network for o (the same unless given).
     Parts: `f` and `o` (fit errors), `identity`, `lipschitz_f`, `lipschitz_o`; `error_bound` combines them.
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.construct import universal
+        >>> f = lambda h, u: 0.9 * torch.tanh(0.7 * h + torch.sin(u))  # h_n = f(h_{n-1}, u_n)
+        >>> built = universal(f, lambda h: h**2, states=1, inputs=1, width=40, radius=2.0)
+        >>> built.errors(2 * torch.rand(100, 4, 1) - 1)["output"] < 0.1
+        True
     """
     of, oo = (
         fit_tanh(f, (states, inputs), width, radius, seed),
@@ -191,6 +229,14 @@ def error_bound(parts: dict[str, float], steps: int) -> float:
     """Return the bound on |o_n - omega_n| after `steps` steps for the parts of `universal`.
 
     It is eps_o + Lip(o) (eps_f + eps_identity) (1 + Lip(f) + ... + Lip(f)^(n-1)), and far from sharp where Lip(f) > 1.
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.construct import error_bound, universal
+        >>> f = lambda h, u: 0.9 * torch.tanh(0.7 * h + torch.sin(u))  # h_n = f(h_{n-1}, u_n)
+        >>> built = universal(f, lambda h: h**2, states=1, inputs=1, width=40, radius=2.0)
+        >>> built.errors(2 * torch.rand(100, 4, 1) - 1)["output"] <= error_bound(built.parts, 100)
+        True
     """
     powers = sum(parts["lipschitz_f"] ** k for k in range(steps))
     return parts["o"] + parts["lipschitz_o"] * (parts["f"] + parts["identity"]) * powers
@@ -203,6 +249,15 @@ def two_scale(
 
     Its size does not depend on tau, but its largest weight grows as 1/tau; that of `two_scale_bounded` does not.
     Readouts: `slow` (c) and `fast` (h).
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.construct import two_scale
+        >>> fast = lambda h, c, u: 0.6 * torch.tanh(0.5 * h + c + 0.5 * u)
+        >>> slow = lambda h, c, u: torch.cos(h) - 0.2 * c
+        >>> built = two_scale(fast, slow, tau=0.01, states=1, inputs=1, width=40, radius=2.0)
+        >>> sorted(built.readouts)
+        ['fast', 'slow']
     """
     sizes = (states, states, inputs)
     nf, ng = fit_tanh(f, sizes, width, radius, seed), fit_tanh(g, sizes, width, radius, seed + 1)
@@ -249,6 +304,15 @@ def two_scale_bounded(
 
     It applies the general result to the joint map (h, c / tau) -> (f(h, c), g(f(h, c), c)): the slow state is carried
     in units of tau, and tau enters only as a factor of the readout. Readouts: `slow`, `fast`, `scaled` (slow / tau).
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.construct import two_scale_bounded
+        >>> fast = lambda h, c, u: 0.6 * torch.tanh(0.5 * h + c + 0.5 * u)
+        >>> slow = lambda h, c, u: torch.cos(h) - 0.2 * c
+        >>> built = two_scale_bounded(fast, slow, tau=0.01, states=1, inputs=1, width=40, radius=3.0)
+        >>> sorted(built.readouts)
+        ['fast', 'scaled', 'slow']
     """
 
     def joint(h: Tensor, scaled: Tensor, u: Tensor) -> Tensor:
@@ -275,6 +339,14 @@ def many_scale(
     """Build the LEM for r scales: h^i_n = tau_i f^i(h^1_{n-1}, ..., h^r_{n-1}, u_n), each of size `states`.
 
     Readouts: `h0`, `h1`, ... The width is that of every fitted network; the size does not depend on the taus.
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.construct import many_scale
+        >>> maps = [lambda a, b, u: torch.tanh(a - b + u), lambda a, b, u: torch.tanh(a + b)]
+        >>> built = many_scale(maps, taus=[1.0, 0.1], states=1, inputs=1, width=40, radius=2.0)
+        >>> sorted(built.readouts)
+        ['h0', 'h1']
     """
     if len(maps) != len(taus) or not all(0.0 < tau <= 1.0 for tau in taus):
         raise ValueError(f"`taus` of many_scale must be {len(maps)} numbers in (0, 1], one a map; got {list(taus)}.")
@@ -310,6 +382,14 @@ def heterogeneous(
 
     h_n = leak h_{n-1} + (1 - leak) f(c_{n-1}), c_n = c_{n-1} + macro g(h_n, c_{n-1}), where leak = (1 - micro step)^K.
     It has no input: run it on zeros of size one. Readouts: `slow` (c) and `fast` (h).
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.construct import heterogeneous
+        >>> f, g = torch.sin, lambda h, c: 1 - h - 0.5 * c
+        >>> built = heterogeneous(f, g, macro=0.1, leak=0.2, states=1, width=40, radius=3.0)
+        >>> sorted(built.readouts)
+        ['fast', 'slow']
     """
     if not (0.0 < macro <= 1.0 and 0.0 <= leak < 1.0):
         raise ValueError(f"`macro` must be in (0, 1] and `leak` in [0, 1) of heterogeneous; got {macro!r}, {leak!r}.")

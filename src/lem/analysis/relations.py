@@ -29,7 +29,18 @@ def vector_field(cell: LEMCell, u: Float[Tensor, "batch input"], state: LEMState
 
 
 def solve_ode(cell: LEMCell, u: Callable[[float], Float[Tensor, "batch input"]], time: float, steps: int) -> LEMState:
-    """Solve the ODE (2) from zero to `time` by `steps` classical Runge-Kutta steps of order four."""
+    """Solve the ODE (2) from zero to `time` by `steps` classical Runge-Kutta steps of order four.
+
+    Examples:
+        >>> import math
+        >>> import torch
+        >>> from lem import LEMCell
+        >>> from lem.analysis.relations import solve_ode
+        >>> cell = LEMCell(2, 4, dtype=torch.float64)
+        >>> state = solve_ode(cell, lambda t: torch.full((1, 2), math.sin(t)).double(), time=5.0, steps=50)
+        >>> state.y.shape
+        torch.Size([1, 4])
+    """
     state, h = cell.init_state(len(u(0.0))), time / steps
 
     def moved(by: float, slope: LEMState) -> LEMState:
@@ -51,6 +62,16 @@ def ode_errors(
     """Return the largest difference between LEM with dt = time / n and the ODE at `time`, for every n of `steps`.
 
     LEM of order one: twice the steps, half the error.
+
+    Examples:
+        >>> import math
+        >>> import torch
+        >>> from lem import LEMCell
+        >>> from lem.analysis.relations import ode_errors
+        >>> cell = LEMCell(2, 4, dtype=torch.float64)
+        >>> coarse, fine = ode_errors(cell, lambda t: torch.full((1, 2), math.sin(t)).double(), 1.0, [20, 40])
+        >>> 1.8 < coarse / fine < 2.2  # order one
+        True
     """
     before = cell.dt
     try:
@@ -71,6 +92,14 @@ def two_scale_cell(cell: LEMCell, tau_z: float, tau_y: float) -> LEMCell:
     """Return a copy of `cell` with gates fixed to dt tau_z and dt tau_y: a scheme for the two-scale ODE (1).
 
     W_1 = W_2 = V_1 = V_2 = 0, b_1 = logit(tau_z), b_2 = logit(tau_y); the paper's text has the two biases swapped.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEMCell
+        >>> from lem.analysis.relations import two_scale_cell
+        >>> cell = two_scale_cell(LEMCell(2, 4, dtype=torch.float64), tau_z=0.9, tau_y=0.02)
+        >>> cell.bias[:8].sigmoid()
+        tensor([0.9000, 0.9000, 0.9000, 0.9000, 0.0200, 0.0200, 0.0200, 0.0200], ...
     """
     if cell.single_scale or cell.bias is None:
         raise ValueError("`cell` of two_scale_cell must have gates and biases.")
@@ -97,6 +126,14 @@ def lstm_to_lem(lstm: nn.LSTM) -> LEM:
 
     That needs W_f = -W_i, V_f = -V_i, b_f = -b_i, and an output gate held open: W_o = V_o = 0, b_o >= 37 in float64
     (17 in float32). Then LEM with dt = 1, its first gate = i, second gate open, W_y = I, V_y = 0, b_y = 0 is the LSTM.
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.relations import couple_lstm, lstm_to_lem
+        >>> lstm = couple_lstm(torch.nn.LSTM(3, 6).double())
+        >>> lem, u = lstm_to_lem(lstm), torch.randn(50, 2, 3).double()
+        >>> torch.allclose(lem(u)[0], lstm(u)[0])
+        True
     """
     if lstm.num_layers != 1 or lstm.bidirectional or not lstm.bias or lstm.proj_size:
         raise ValueError("`lstm` of lstm_to_lem must have one layer, one direction, biases and no projection.")
@@ -122,7 +159,15 @@ def lstm_to_lem(lstm: nn.LSTM) -> LEM:
 
 
 def couple_lstm(lstm: nn.LSTM) -> nn.LSTM:
-    """Return a copy of a one-layer nn.LSTM with the gates coupled as `lstm_to_lem` needs them: f = 1 - i, o = 1."""
+    """Return a copy of a one-layer nn.LSTM with the gates coupled as `lstm_to_lem` needs them: f = 1 - i, o = 1.
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.relations import couple_lstm
+        >>> lstm = couple_lstm(torch.nn.LSTM(3, 6))
+        >>> torch.equal(lstm.weight_ih_l0[:6], -lstm.weight_ih_l0[6:12])  # f = 1 - i
+        True
+    """
     new = nn.LSTM(lstm.input_size, lstm.hidden_size, batch_first=lstm.batch_first, dtype=lstm.weight_ih_l0.dtype)
     new.load_state_dict(lstm.state_dict())
     d = lstm.hidden_size
@@ -158,7 +203,15 @@ def hh_rates(y: Tensor, rest: float = 0.0, beta_3_constant: float = 3.0) -> tupl
 
 
 def hodgkin_huxley(y: Tensor, z: Float[Tensor, "*points 3"], current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (dy/dt, dz/dt) of the membrane potential and the three gating probabilities, as sums of ionic currents."""
+    """Return (dy/dt, dz/dt) of the membrane potential and the three gating probabilities, as sums of ionic currents.
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.relations import hodgkin_huxley
+        >>> dy, dz = hodgkin_huxley(torch.zeros(1), torch.full((1, 3), 0.5), torch.ones(1))
+        >>> dy.shape, dz.shape
+        (torch.Size([1]), torch.Size([1, 3]))
+    """
     alpha, beta = hh_rates(y)
     potassium = CONDUCTANCES[0] * z[..., 0] ** 4 * (REVERSALS[0] - y)
     sodium = CONDUCTANCES[1] * z[..., 1] ** 3 * z[..., 2] * (REVERSALS[1] - y)
@@ -205,6 +258,14 @@ def multiscale_solver(
     Between two macro steps of size `macro` the fast h takes `micro_steps` steps h + micro (f(c) - h), `micro` in units
     of tau. (The paper prints a minus, with which it diverges.) Returns h and c after every macro step, (steps, size).
     `construct.heterogeneous(f, g, macro, (1 - micro) ** micro_steps, ...)` is the LEM that does the same.
+
+    Examples:
+        >>> import torch
+        >>> from lem.analysis.relations import multiscale_solver
+        >>> g = lambda h, c: 1 - h - 0.5 * c
+        >>> h, c = multiscale_solver(torch.sin, g, macro=0.1, micro=0.2, micro_steps=10, steps=20)
+        >>> c.shape
+        torch.Size([20, 1])
     """
     h, c = torch.zeros(1, size, dtype=torch.float64), torch.zeros(1, size, dtype=torch.float64)
     fast, slow = [], []

@@ -93,6 +93,15 @@ def fit_tail(histogram: Histogram, tail: float = 0.5) -> Tail:
 
     Both are maximum-likelihood fits to the binned counts from the same starting point, which is a quantile and not
     chosen by the fit: a starting point tuned to one law would favour it.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEM
+        >>> from lem.analysis.timescales import fit_tail, time_scales
+        >>> gates = time_scales(LEM(2, 16, t_max=100.0), [torch.rand(200, 4, 2)]).gates[0]
+        >>> tail = fit_tail(gates.log)
+        >>> tail.samples > 0
+        True
     """
     if not 0.0 < tail <= 1.0:
         raise ValueError(f"`tail` of fit_tail must be a fraction in (0, 1]; got {tail!r}.")
@@ -140,7 +149,17 @@ def _maximise(function: Callable[[float], float], low: float, high: float) -> fl
 
 
 class GateScales:
-    """What was seen of one gate (dt_z or dt_y of one cell): two histograms, and a spectrum of every unit."""
+    """What was seen of one gate (dt_z or dt_y of one cell): two histograms, and a spectrum of every unit.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEM
+        >>> from lem.analysis.timescales import time_scales
+        >>> layer = LEM(2, 16, t_max=100.0)
+        >>> gates = time_scales(layer, [torch.rand(200, 4, 2)]).gates[0]
+        >>> gates.name, gates.time_constants.shape  # one time constant per unit
+        ('dt_z', (16,))
+    """
 
     def __init__(self, name: str, units: int) -> None:
         self.name = name
@@ -183,7 +202,17 @@ class GateScales:
 
 @dataclass(frozen=True)
 class Scales:
-    """The time scales of a model on a data set; `str()` of it is the table, `plot` the figure."""
+    """The time scales of a model on a data set; `str()` of it is the table, `plot` the figure.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEM
+        >>> from lem.analysis.timescales import time_scales
+        >>> layer = LEM(2, 16, t_max=100.0)
+        >>> scales = time_scales(layer, [torch.rand(200, 4, 2)])
+        >>> len(scales.ranking(0))  # the units of the first gate, the slowest first
+        16
+    """
 
     gates: list[GateScales]
     sampling_interval: float | None = None
@@ -279,7 +308,17 @@ def time_scales(
     batches: Iterable[Tensor | tuple[Tensor, Int[Tensor, "batch"] | None]],
     sampling_interval: float | None = None,
 ) -> Scales:
-    """Run `layer` over `batches` (inputs, or pairs of inputs and lengths) and count every gate it takes."""
+    """Run `layer` over `batches` (inputs, or pairs of inputs and lengths) and count every gate it takes.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEM
+        >>> from lem.analysis.timescales import time_scales
+        >>> layer = LEM(2, 16, t_max=100.0)
+        >>> scales = time_scales(layer, [torch.rand(200, 4, 2)])
+        >>> [gates.name for gates in scales.gates]
+        ['dt_z', 'dt_y']
+    """
     directions = 2 if layer.bidirectional else 1
     names = [
         f"{gate} layer {layer_number}{' backwards' if k else ''}" if layer.num_layers * directions > 1 else gate
@@ -335,7 +374,16 @@ def _count(layer: Recurrent, u: Tensor, lengths: Tensor | None, directions: int,
 
 @contextmanager
 def clipped(layer: Recurrent, low: float, high: float) -> Iterator[Recurrent]:
-    """Clip the gates of a trained layer to [low, high] inside the `with` block; afterwards it is as it was."""
+    """Clip the gates of a trained layer to [low, high] inside the `with` block; afterwards it is as it was.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEM
+        >>> from lem.analysis.timescales import clipped
+        >>> layer = LEM(2, 16)
+        >>> with clipped(layer, 0.25, 1.0):
+        ...     outputs, _ = layer(torch.rand(200, 4, 2))  # no gate is below 1/4 here
+    """
     cells = lem_cells(layer)
     if any(cell.single_scale for cell in cells):
         raise ValueError("`layer` of clipped must have learned gates; a single-scale LEM has none.")
@@ -355,6 +403,15 @@ def clip_ablation(
     """Return (low, score) with the gates clipped to [low, max(1, dt)] at evaluation time; last, low = 0: unclipped.
 
     The paper's study clips during training; this one asks a finished model which of its scales it relies on.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEM
+        >>> from lem.analysis.timescales import clip_ablation
+        >>> layer, u = LEM(2, 16), torch.rand(200, 4, 2)
+        >>> scores = clip_ablation(layer, lambda: layer(u)[0].std().item(), lows=(1.0, 0.5))
+        >>> [low for low, score in scores]
+        [1.0, 0.5, 0.0]
     """
     high = max(1.0, *(cell.dt for cell in lem_cells(layer)))
     scores = []

@@ -29,7 +29,19 @@ class Point(NamedTuple):
 
 
 def compare(runs: list[RunRecord], over: str) -> list[Point]:
-    """Gather the test scores of finished runs by the value of `over`, such as "model.dt", in ascending order."""
+    """Gather the test scores of finished runs by the value of `over`, such as "model.dt", in ascending order.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from lem.experiments.comparison import compare
+        >>> from lem.experiments.record import find_runs
+        >>> from lem.experiments.runner import load_recipe, run
+        >>> for dt in (0.1, 1.0):
+        ...     small = {"task.length": 20, "task.steps_per_epoch": 2, "train.epochs": 1, "model.dt": dt}
+        ...     folder, _ = run(load_recipe("adding/short", small), seed=0, runs=Path("runs"))
+        >>> [point.value for point in compare(find_runs([Path("runs")]), "model.dt")]
+        [0.1, 1.0]
+    """
     found: dict[Any, list[float]] = {}
     for run in runs:
         if run.result is not None:

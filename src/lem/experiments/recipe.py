@@ -36,7 +36,14 @@ FROM_RUN = ("model", "train", "valid", "loss", "metric", "seed", "store", "repor
 
 @dataclass(frozen=True)
 class Recipe:
-    """A resolved recipe: what a run does, apart from its seed."""
+    """A resolved recipe: what a run does, apart from its seed.
+
+    Examples:
+        >>> from lem.experiments.recipe import load_recipe
+        >>> recipe = load_recipe("fitzhugh_nagumo/lem")
+        >>> recipe.model["cell"], recipe.model["hidden_size"]
+        ('lem', 16)
+    """
 
     name: str
     task: dict[str, Any]
@@ -74,12 +81,25 @@ class Recipe:
 
 
 def recipe_names() -> list[str]:
-    """List the recipes that come with the library, as `task/model`."""
+    """List the recipes that come with the library, as `task/model`.
+
+    Examples:
+        >>> from lem.experiments.recipe import recipe_names
+        >>> "smnist/lem" in recipe_names()
+        True
+    """
     return sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.toml"))
 
 
 def load_recipe(name: str, overrides: dict[str, Any] | None = None) -> Recipe:
-    """Read a recipe by name or path, apply overrides such as {"train.epochs": 5}, and check every key and value."""
+    """Read a recipe by name or path, apply overrides such as {"train.epochs": 5}, and check every key and value.
+
+    Examples:
+        >>> from lem.experiments.recipe import load_recipe
+        >>> recipe = load_recipe("adding/lem", {"train.epochs": 5})
+        >>> recipe.task["name"], recipe.train["epochs"]
+        ('adding', 5)
+    """
     path = RECIPES / f"{name}.toml"
     if not path.is_file():
         path = Path(name)

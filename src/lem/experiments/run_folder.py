@@ -46,7 +46,17 @@ FORMAT = 1
 
 
 class RunFolder:
-    """The folder of one run: complete, append-only, and continued by the same command."""
+    """The folder of one run: complete, append-only, and continued by the same command.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from lem.experiments.runner import load_recipe, run
+        >>> small = {"task.length": 20, "task.steps_per_epoch": 2, "train.epochs": 1}
+        >>> recipe = load_recipe("adding/short", small)
+        >>> folder, _ = run(recipe, seed=0, runs=Path("runs"))
+        >>> folder.seed, len(folder.metrics())  # one record per evaluation
+        (0, 1)
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

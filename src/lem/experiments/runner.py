@@ -33,12 +33,26 @@ __all__ = [
 
 
 def build_task(recipe: Recipe) -> Task:
-    """Prepare the recipe's data."""
+    """Prepare the recipe's data.
+
+    Examples:
+        >>> from lem.experiments.runner import build_task, load_recipe
+        >>> build_task(load_recipe("adding/short", {"task.length": 20})).metric
+        'mse'
+    """
     return TASKS[recipe.task["name"]](**{key: value for key, value in recipe.task.items() if key != "name"})
 
 
 def build_model(recipe: Recipe, task: Task, seed: int) -> SequenceModel:
-    """Build the recipe's model for a task, with the initial weights of `seed`."""
+    """Build the recipe's model for a task, with the initial weights of `seed`.
+
+    Examples:
+        >>> from lem.experiments.runner import build_model, build_task, load_recipe
+        >>> recipe = load_recipe("adding/short", {"task.length": 20, "model.hidden_size": 8})
+        >>> model = build_model(recipe, build_task(recipe), seed=0)
+        >>> type(model).__name__
+        'SequenceModel'
+    """
     options: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in recipe.model.items()
     }
@@ -79,6 +93,15 @@ def run(
         open_test: False ends with the validation score, as the trials of a search must.
         wait: wait for another process that trains in the same folder, instead of refusing.
         task: the recipe's task where it is built already.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from lem.experiments.runner import load_recipe, run
+        >>> small = {"task.length": 20, "task.steps_per_epoch": 2, "train.epochs": 1}
+        >>> recipe = load_recipe("adding/short", small)
+        >>> folder, progress = run(recipe, seed=0, runs=Path("runs"))
+        >>> progress.epoch, "test" in folder.result()
+        (1, True)
     """
     if seed < 0:
         raise ValueError(f"`seed` of a run must be a whole number of at least 0; got {seed}.")
@@ -93,7 +116,20 @@ def resume(
     processes: Processes = ALONE,
     expected: Recipe | None = None,
 ) -> tuple[RunFolder, Progress | None]:
-    """Continue the run in a folder; if `expected` is given, its recipe must be equivalent."""
+    """Continue the run in a folder; if `expected` is given, its recipe must be equivalent.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from lem.experiments.runner import load_recipe, resume, run
+        >>> small = {"task.length": 20, "task.steps_per_epoch": 2, "train.epochs": 1}
+        >>> recipe = load_recipe("adding/short", small)
+        >>> folder, _ = run(recipe, seed=0, runs=Path("runs"), should_stop=lambda: True)  # interrupted
+        >>> folder.finished
+        False
+        >>> folder, _ = resume(folder)
+        >>> folder.finished
+        True
+    """
     recipe = folder.recipe()
     if expected is not None and (changed := differences(recipe, expected)):
         raise ValueError(
@@ -187,7 +223,18 @@ def _result(
 
 
 def load_run(folder: RunFolder) -> tuple[Task, SequenceModel]:
-    """Return the task of a run and its model with the weights of the best epoch."""
+    """Return the task of a run and its model with the weights of the best epoch.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from lem.experiments.runner import load_recipe, load_run, run
+        >>> small = {"task.length": 20, "task.steps_per_epoch": 2, "train.epochs": 1}
+        >>> recipe = load_recipe("adding/short", small)
+        >>> folder, _ = run(recipe, seed=0, runs=Path("runs"))
+        >>> task, model = load_run(folder)
+        >>> task.metric, type(model).__name__
+        ('mse', 'SequenceModel')
+    """
     recipe = folder.recipe()
     weights = folder.load_best()
     task = build_task(recipe)
@@ -197,7 +244,17 @@ def load_run(folder: RunFolder) -> tuple[Task, SequenceModel]:
 
 
 def evaluate_run(folder: RunFolder) -> float:
-    """Evaluate the best weights of a run on the test split again."""
+    """Evaluate the best weights of a run on the test split again.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from lem.experiments.runner import evaluate_run, load_recipe, run
+        >>> small = {"task.length": 20, "task.steps_per_epoch": 2, "train.epochs": 1}
+        >>> recipe = load_recipe("adding/short", small)
+        >>> folder, _ = run(recipe, seed=0, runs=Path("runs"))
+        >>> abs(evaluate_run(folder) - folder.result()["test"]) < 1e-6
+        True
+    """
     return _test(folder.recipe(), *load_run(folder))
 
 

@@ -151,7 +151,13 @@ def check_backend(owner: str, backend: object) -> str:
 
 
 class LoopWarning(UserWarning):
-    """A sequence runs on the slow loop for a reason that the user can change."""
+    """A sequence runs on the slow loop for a reason that the user can change.
+
+    Examples:
+        >>> import warnings
+        >>> from lem.kernels import LoopWarning
+        >>> warnings.simplefilter("ignore", LoopWarning)  # accept the loop silently
+    """
 
 
 _warned: set[str] = set()
@@ -182,7 +188,15 @@ _loop_only = 0  # how many `loop_only` blocks are active; a plain number, becaus
 
 @contextmanager
 def loop_only() -> Iterator[None]:
-    """Run all sequences, in all threads, on the Python loop inside this block. The loop has every derivative."""
+    """Run all sequences, in all threads, on the Python loop inside this block. The loop has every derivative.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEM
+        >>> from lem.kernels import loop_only
+        >>> with loop_only():
+        ...     outputs, _ = LEM(3, 16)(torch.randn(20, 4, 3))
+    """
     global _loop_only
     _loop_only += 1
     try:
@@ -209,6 +223,15 @@ def portable() -> Iterator[None]:
     installed, in Python or, as an AOTInductor package, without it. Outside of it, LEM is traced as its kernel
     `lem::sequence`, which is faster and needs `import lem`. `torch.onnx.export` does the same without this block.
     Sequences that run without tracing are not affected.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEM
+        >>> from lem.kernels import portable
+        >>> with portable():
+        ...     program = torch.export.export(LEM(3, 16), (torch.randn(20, 4, 3),))
+        >>> "scan" in str(program.graph)
+        True
     """
     global _portable
     _portable += 1

@@ -41,6 +41,14 @@ class SequenceModel(nn.Module):
         layer_options: options of the cells of each layer, one mapping per layer, over the common ones.
         readout_init: "kaiming" (the authors: normal weights, std sqrt(2 / hidden)) or "torch" (nn.Linear's default).
         options: options of the cell; unknown ones are refused.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn import SequenceModel
+        >>> model = SequenceModel("lem", input_size=3, hidden_size=16, output_size=5)
+        >>> prediction, state = model(torch.randn(100, 4, 3))
+        >>> prediction.shape, model.count_parameters()["all"]
+        (torch.Size([4, 5]), 1365)
     """
 
     def __init__(

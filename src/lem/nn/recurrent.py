@@ -57,6 +57,14 @@ class Recurrent(LikeLSTM):
         shared_dropout: draw one dropout mask per sequence instead of one per step.
         layer_options: options of the cells of each layer, one mapping per layer, over the common ones.
         options: options of the cell; unknown ones are refused.
+
+    Examples:
+        >>> import torch
+        >>> from lem import Recurrent
+        >>> layer = Recurrent("cornn", input_size=3, hidden_size=16, bidirectional=True, dt=0.05)
+        >>> outputs, state = layer(torch.randn(100, 4, 3))
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 32]), ('y', 'z'))
     """
 
     def __init__(
@@ -430,6 +438,15 @@ class LEM(Recurrent):
         precision: the type of the operands of the kernel's matrix products; see `LEMCell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEM
+        >>> layer = LEM(input_size=3, hidden_size=16, num_layers=2, batch_first=True)
+        >>> outputs, (y_n, z_n) = layer(torch.randn(4, 100, 3))
+        >>> outputs.shape, y_n.shape
+        (torch.Size([4, 100, 16]), torch.Size([2, 4, 16]))
+        >>> outputs, _ = layer(torch.randn(4, 100, 3), lengths=torch.tensor([100, 20, 50, 3]))  # rows of unequal length
     """
 
     def __init__(

@@ -30,6 +30,11 @@ class DataFacts:
         cut_silence: the clips of silence added to training, validation and test.
         noise: "shared" if all samples have the same noise, "fresh" if each has its own.
         checksum: of the source files, where none is published.
+
+    Examples:
+        >>> from lem.tasks import DataFacts
+        >>> DataFacts(split="random", sizes=(70, 15, 15)).known()
+        {'split': 'random', 'sizes': [70, 15, 15]}
     """
 
     split: str | None = None
@@ -72,6 +77,12 @@ class Task:
         symbols: whether the input is integers to be embedded.
         unit: what one unit of the targets is in the metric's, where a task hands out standardised targets.
         facts: what a report must state about the data, such as a shortened set or duplicates across splits.
+
+    Examples:
+        >>> from lem.tasks import TASKS
+        >>> task = TASKS["adding"](length=50)
+        >>> task.loss, task.metric, task.input_size
+        ('mse', 'mse', 2)
     """
 
     train: Split

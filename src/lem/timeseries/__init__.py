@@ -67,7 +67,16 @@ def __getattr__(name: str) -> Any:
 
 
 def load(path: str | Path) -> "LEMClassifier | LEMRegressor | LEMForecaster":
-    """Read a model file and return it as a fitted estimator."""
+    """Read a model file and return it as a fitted estimator.
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem.timeseries import LEMRegressor, load
+        >>> X, y = np.random.default_rng(0).normal(size=(20, 40)), np.arange(20.0)
+        >>> _ = LEMRegressor(effort="quick", random_state=0).fit(X, y).predictor_.save("model.safetensors")
+        >>> load("model.safetensors").predict(X[:3]).shape
+        (3,)
+    """
     from lem.timeseries.classifier import LEMClassifier
     from lem.timeseries.forecaster import LEMForecaster
     from lem.timeseries.predictor import Predictor

@@ -76,6 +76,15 @@ def predict_file(
     """Return the answers of a model file to a file of series, as a table of columns.
 
     One row per series: the prediction, and for classes their probabilities. A forecast has one row per series and step.
+
+    Examples:
+        >>> from lem.timeseries import fit_file, predict_file
+        >>> from lem.timeseries.example import write_example
+        >>> roles = {"series": "pump_id", "time": "time", "target": "fault", "picture": False}
+        >>> _ = fit_file(write_example("pumps.csv"), out="pumps.safetensors", options={"effort": "quick"}, **roles)
+        >>> table = predict_file("pumps.safetensors", "pumps.csv")  # the model file knows its columns
+        >>> list(table)
+        ['pump_id', 'prediction', 'p(blockage)', 'p(leak)', 'p(ok)']
     """
     predictor = Predictor.load(model)
     data = read_for(predictor, path, reading, say=say)
@@ -116,7 +125,17 @@ def _forecast(predictor: Predictor, data: SeriesFile, answers: np.ndarray, first
 def evaluate_file(
     model: str | Path, path: str | Path, reading: Reading | None = None, say: Callable[[str], None] | None = None
 ) -> Scores:
-    """Return the scores of a model file on a file of series with their targets."""
+    """Return the scores of a model file on a file of series with their targets.
+
+    Examples:
+        >>> from lem.timeseries import evaluate_file, fit_file
+        >>> from lem.timeseries.example import write_example
+        >>> roles = {"series": "pump_id", "time": "time", "target": "fault", "picture": False}
+        >>> _ = fit_file(write_example("pumps.csv"), out="pumps.safetensors", options={"effort": "quick"}, **roles)
+        >>> scores = evaluate_file("pumps.safetensors", write_example("others.csv", seed=1))
+        >>> scores.count, scores.values["accuracy"] > 0.5
+        (60, True)
+    """
     predictor = Predictor.load(model)
     data = read_for(predictor, path, reading, targets=predictor.kind != "forecaster", say=say)
     if predictor.kind == "forecaster":

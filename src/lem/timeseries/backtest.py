@@ -28,6 +28,16 @@ class Backtest:
         series: the series of each origin.
         steps: the step of its series at which each forecast begins.
         development: what training found.
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem import LEMForecaster
+        >>> load = 20 + 5 * np.sin(2 * np.pi * np.arange(240) / 24)
+        >>> small = {"hidden_size": 8, "epochs": 1, "updates": 5}  # for this example only
+        >>> model = LEMForecaster(horizon=24, season=24, random_state=0, segment_options=small)
+        >>> backtest = model.backtest(load[None])
+        >>> sorted(backtest.scores), backtest.origins
+        (['LEM', 'ridge on lags', 'seasonal naive'], 2)
     """
 
     scores: dict[str, dict[str, float | None]]

@@ -44,6 +44,16 @@ class LEMClassifier(ClassifierMixin, SupervisedEstimator):
 
     The other arguments and attributes are those of `SupervisedEstimator` and `SeriesEstimator`. `classes_` are the
     labels in the order of `predict_proba`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem import LEMClassifier
+        >>> time, random = np.arange(50), np.random.default_rng(0)
+        >>> y = np.repeat(["fast", "slow"], 15)
+        >>> X = np.sin(np.where(y == "fast", 0.9, 0.3)[:, None] * time) + random.normal(0, 0.3, (30, 50))
+        >>> model = LEMClassifier(effort="quick", random_state=0).fit(X, y)
+        >>> model.predict(np.sin(0.9 * time)[None])
+        array(['fast'], dtype='<U4')
     """
 
     _kind = "classifier"

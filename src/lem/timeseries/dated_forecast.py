@@ -23,7 +23,7 @@ from lem.wording import InputError
 
 @dataclass
 class ForecastFile:
-    """What `forecast_file` returns.
+    r"""What `forecast_file` returns.
 
     Attributes:
         forecaster: the fitted `LEMForecaster`.
@@ -36,6 +36,18 @@ class ForecastFile:
         seconds: the time it took.
         stopped: whether training was interrupted.
         files: what was written: "forecast", "model", "card" and "picture".
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from lem.timeseries import forecast_file
+        >>> days = np.datetime64("2024-01-01") + np.arange(120)
+        >>> rows = [f"{day},{20 + day.astype(int) % 7}" for day in days]
+        >>> _ = Path("sales.csv").write_text("\n".join(["day,sold", *rows]))
+        >>> small = {"segment_options": {"hidden_size": 8, "epochs": 1, "updates": 5}}  # for this example only
+        >>> answer = forecast_file("sales.csv", horizon=7, backtest=False, options=small)
+        >>> answer.quantiles.shape  # (series, horizon, target, quantile)
+        (1, 7, 1, 5)
     """
 
     forecaster: Any
@@ -76,7 +88,7 @@ def forecast_file(
     report: Callable[[Event], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> ForecastFile:
-    """Forecast the series of a file of dated rows: CSV or Parquet, one step a row.
+    r"""Forecast the series of a file of dated rows: CSV or Parquet, one step a row.
 
     A model is trained on the first part of the series and scored over rolling origins on the rest, beside simple
     baselines; then a model is trained on everything and forecasts what comes next.
@@ -106,6 +118,18 @@ def forecast_file(
         understood: called with the data before training.
         report: called as training goes on.
         should_stop: asked during training; True keeps the best model so far.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from lem.timeseries import forecast_file
+        >>> days = np.datetime64("2024-01-01") + np.arange(120)
+        >>> rows = [f"{day},{20 + day.astype(int) % 7}" for day in days]
+        >>> _ = Path("sales.csv").write_text("\n".join(["day,sold", *rows]))
+        >>> small = {"segment_options": {"hidden_size": 8, "epochs": 1, "updates": 5}}  # for this example only
+        >>> answer = forecast_file("sales.csv", horizon=7, backtest=False, options=small)
+        >>> list(answer.table)[:3], len(answer.table["day"])
+        (['day', 'sold', 'sold_low80'], 7)
     """
     from lem.timeseries import load
 

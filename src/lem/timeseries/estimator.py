@@ -44,6 +44,11 @@ def time_step(length: float) -> float:
     The adviser takes the largest dt with which the first step of an untrained LEM still moves a float32 gradient: 1 up
     to some 60 steps, then falling as 1/N. The paper's remark on the choice of dt gives the lower end: with 1/sqrt(N)
     gradients grow at most linearly with the length.
+
+    Examples:
+        >>> from lem.timeseries import time_step
+        >>> [round(time_step(length), 3) for length in (30, 300, 3000)]
+        [1.0, 0.215, 0.021]
     """
     steps = max(round(length), 1)
     return min(1.0, max(advise_dt(steps).dt, steps**-0.5))

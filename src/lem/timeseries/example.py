@@ -16,6 +16,12 @@ def write_example(path: str | Path, seed: int = 0) -> Path:
 
     Every pump is measured once a minute for 60 to 90 minutes. A leak makes the flow fall below what the pressure would
     give, a blockage makes the pressure rise in slow waves; both begin at a random time.
+
+    Examples:
+        >>> from lem.timeseries.example import write_example
+        >>> path = write_example("pumps.csv")
+        >>> path.read_text().splitlines()[0]
+        'pump_id,time,flow,pressure,temperature,fault'
     """
     random = np.random.default_rng(seed)
     columns: dict[str, list[Any]] = {

@@ -18,6 +18,14 @@ class Explanation:
             of the (first) prediction in units of its spread over the training series.
         edges: one array (windows + 1,) per series: where the windows begin and end, in steps.
         values: the series, one array (channels, length) each.
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem.timeseries import LEMClassifier
+        >>> X, y = np.random.default_rng(0).normal(size=(20, 2, 40)), np.arange(20) % 2
+        >>> explanation = LEMClassifier(effort="quick", random_state=0).fit(X, y).explain(X[:3], windows=5)
+        >>> len(explanation.effect), explanation.effect[0].shape  # (channels, windows) of each series
+        (3, (2, 5))
     """
 
     def __init__(self, effect: list[np.ndarray], edges: list[np.ndarray], values: list[np.ndarray]) -> None:
@@ -50,7 +58,19 @@ class Explanation:
 
 
 def occlusion(predictor: Predictor, series: Series, windows: int) -> Explanation:
-    """Replace each window of each channel by the channel's training mean, and measure how far the answer moves."""
+    """Replace each window of each channel by the channel's training mean, and measure how far the answer moves.
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem.timeseries import LEMRegressor
+        >>> from lem.timeseries.explain import occlusion
+        >>> from lem.timeseries.series import as_series
+        >>> X, y = np.random.default_rng(0).normal(size=(20, 40)), np.arange(20.0)
+        >>> model = LEMRegressor(effort="quick", random_state=0).fit(X, y)
+        >>> explanation = occlusion(model.predictor_, as_series(X[:2], "example"), windows=4)  # as model.explain(X[:2])
+        >>> explanation.effect[0].shape
+        (1, 4)
+    """
     if not isinstance(windows, int | np.integer) or windows < 1:
         raise ValueError(f"`windows` of explain must be a positive integer; got {windows!r}.")
     answers = predictor.answers(series)

@@ -55,6 +55,16 @@ def export(
     With `elapsed=True`, a "torch" or "onnx" program takes a last input `elapsed`, (batch, time): the time since the
     previous observation, in units of the usual step. A NumPy model always takes it as an option. By default a program
     takes it if the model was fitted with times.
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem.timeseries import LEMClassifier
+        >>> from lem.timeseries.export import export
+        >>> X, y = np.random.default_rng(0).normal(size=(20, 2, 40)), np.arange(20) % 2
+        >>> model = LEMClassifier(8, epochs=1, random_state=0).fit(X, y)
+        >>> folder = export(model.predictor_, "numpy", "classifier-numpy")
+        >>> sorted(path.name for path in folder.iterdir())
+        ['model.py', 'selftest.npz', 'weights.npz']
     """
     elapsed = predictor.clock is not None if elapsed is None else elapsed
     segments = isinstance(predictor.model, SegmentNetwork)

@@ -81,6 +81,16 @@ class LEMFeatures(TransformerMixin, BaseEstimator):
         map_: the fitted `FeatureMap`, a torch module.
         n_channels_in_: the channels of the series.
         n_features_out_: the number of features.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sklearn.linear_model import RidgeClassifierCV
+        >>> from sklearn.pipeline import make_pipeline
+        >>> from lem import LEMFeatures
+        >>> X, y = np.random.default_rng(0).normal(size=(30, 2, 50)), np.arange(30) % 2
+        >>> model = make_pipeline(LEMFeatures(1000, random_state=0), RidgeClassifierCV()).fit(X, y)
+        >>> model.predict(X[:3]).shape
+        (3,)
     """
 
     def __init__(

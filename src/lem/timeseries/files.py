@@ -112,6 +112,13 @@ def read(path: str | Path, *, forecast: bool = False, **reading: Any) -> Labelle
         path: the file; its format follows from its suffix.
         forecast: whether a table without `series` is one long series.
         reading: target, series, time, time_format, channels, static, ignore, keep, layout, gaps, duplicates, missing.
+
+    Examples:
+        >>> from lem.timeseries.example import write_example
+        >>> from lem.timeseries.files import read
+        >>> data = read(write_example("pumps.csv"), series="pump_id", time="time", target="fault")
+        >>> len(data.y), sorted(set(data.y))
+        (60, ['blockage', 'leak', 'ok'])
     """
     found = load(path, Reading(**{"missing": "mask", **reading}), forecast=forecast)
     return Labelled(found.X, found.y, found.names)

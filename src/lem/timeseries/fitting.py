@@ -37,6 +37,14 @@ class FittedFile:
         seconds: the time of training.
         stopped: whether training was interrupted; the best model so far was kept.
         files: what was written: "model", "card" and "picture".
+
+    Examples:
+        >>> from lem.timeseries import fit_file
+        >>> from lem.timeseries.example import write_example
+        >>> roles = {"series": "pump_id", "time": "time", "target": "fault"}
+        >>> fitted = fit_file(write_example("pumps.csv"), options={"effort": "quick"}, **roles)
+        >>> list(fitted.estimator.classes_)
+        ['blockage', 'leak', 'ok']
     """
 
     estimator: Any
@@ -103,6 +111,14 @@ def fit_file(
         understood: called with the data before training.
         report: called as training goes on: with an `Event` of the training loop, or a `Stage` of frozen features.
         should_stop: asked during training; True keeps the best model so far.
+
+    Examples:
+        >>> from lem.timeseries import fit_file
+        >>> from lem.timeseries.example import write_example
+        >>> roles = {"series": "pump_id", "time": "time", "target": "fault"}
+        >>> fitted = fit_file(write_example("pumps.csv"), options={"effort": "quick"}, **roles)
+        >>> fitted.scores.count, fitted.scores.values["accuracy"] > 0.5
+        (12, True)
     """
     reading = Reading(
         target=None if forecast is not None else target,

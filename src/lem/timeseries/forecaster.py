@@ -57,6 +57,16 @@ class LEMForecaster(RollingForecasting):
 
     The other arguments and attributes are those all estimators here share: see `LEMRegressor`. Of them, segments use
     `cell`, `cell_options`, `missing`, `random_state`, `device` and `verbose`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem import LEMForecaster
+        >>> load = 20 + 5 * np.sin(2 * np.pi * np.arange(240) / 24)
+        >>> small = {"hidden_size": 8, "epochs": 1, "updates": 5}  # for this example only
+        >>> model = LEMForecaster(horizon=24, season=24, random_state=0, segment_options=small).fit(load[None])
+        >>> low, high = model.predict_interval(coverage=0.8)
+        >>> model.predict().shape, low.shape
+        ((1, 24), (1, 24))
     """
 
     _kind = "forecaster"

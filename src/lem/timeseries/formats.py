@@ -61,7 +61,14 @@ def check_file(path: str | Path) -> Path:
 
 
 def read_table(path: Path) -> Columns:
-    """Read a table: CSV, or Parquet by its suffix. The entries of a CSV file are text."""
+    """Read a table: CSV, or Parquet by its suffix. The entries of a CSV file are text.
+
+    Examples:
+        >>> from lem.timeseries.example import write_example
+        >>> from lem.timeseries.formats import read_table
+        >>> list(read_table(write_example("pumps.csv")))
+        ['pump_id', 'time', 'flow', 'pressure', 'temperature', 'fault']
+    """
     columns = _from_parquet(path) if path.suffix.lower() == ".parquet" else _from_csv(path)
     if not columns or len(next(iter(columns.values()))) == 0:
         raise InputError(f"{path.name} must have a header and at least one row; it has only a header.")

@@ -59,6 +59,16 @@ class Predictor(nn.Module):
             classifier, whether a series can have several labels at once.
         notes: what the model card says: plain values only.
         clock: for a model that takes the times of observations, what it counts as one step.
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem.timeseries import LEMRegressor
+        >>> from lem.timeseries.predictor import Predictor
+        >>> X, y = np.random.default_rng(0).normal(size=(20, 40)), np.arange(20.0)
+        >>> _ = LEMRegressor(effort="quick", random_state=0).fit(X, y).predictor_.save("model.safetensors")
+        >>> predictor = Predictor.load("model.safetensors")  # needs no scikit-learn
+        >>> predictor.kind, predictor.predict(X[:3]).shape
+        ('regressor', (3,))
     """
 
     mean: Tensor

@@ -18,6 +18,16 @@ class LEMRegressor(RegressorMixin, SupervisedEstimator):
     """Predict one number, or several, for each time series: y is (n,) or (n, targets).
 
     The arguments and attributes are those of `SupervisedEstimator` and `SeriesEstimator`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem import LEMRegressor
+        >>> random = np.random.default_rng(0)
+        >>> y = random.uniform(0.2, 1.0, 40)  # the frequency of each series
+        >>> X = np.sin(y[:, None] * np.arange(60)) + random.normal(0, 0.1, (40, 60))
+        >>> model = LEMRegressor(effort="quick", random_state=0).fit(X[:30], y[:30])
+        >>> model.predict(X[30:]).shape
+        (10,)
     """
 
     _kind = "regressor"

@@ -23,6 +23,13 @@ class Scores:
         baseline: what the baseline predicts, in words; "" for classification.
         classes: per class precision, recall, f1 and support.
         confusion: the number of series by true class (rows) and predicted class (columns).
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem.timeseries.scores import score_classes
+        >>> scores = score_classes(np.array(["a", "b", "b", "a"]), np.array(["a", "b", "a", "a"]), np.array(["a", "b"]))
+        >>> scores.values["accuracy"]
+        0.75
     """
 
     kind: str

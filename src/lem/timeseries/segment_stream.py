@@ -18,6 +18,17 @@ class SegmentStream:
 
     Args:
         predictor: a forecaster with a segment network and without covariates.
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem import LEMForecaster
+        >>> load = 20 + 5 * np.sin(2 * np.pi * np.arange(240) / 24)
+        >>> small = {"hidden_size": 8, "epochs": 1, "updates": 5}  # for this example only
+        >>> model = LEMForecaster(horizon=24, season=24, random_state=0, segment_options=small).fit(load[None])
+        >>> stream = model.stream()
+        >>> _ = stream.push(load[None])  # (channels, steps)
+        >>> stream.forecast().shape
+        (24,)
     """
 
     def __init__(self, predictor: "Predictor") -> None:

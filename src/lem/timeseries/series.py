@@ -41,6 +41,13 @@ def as_series(X: Any, whose: str, missing: str = "error") -> Series:
         X: the series.
         whose: the name of the caller, for messages.
         missing: "error" refuses NaN, "mask" lets it pass; infinity is always refused.
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem.timeseries.series import as_series
+        >>> series = as_series([np.zeros((2, 30)), np.zeros((2, 50))], "example")  # (channels, length) each
+        >>> series.values.shape, series.lengths.tolist()  # (sample, time, channel)
+        ((2, 50, 2), [30, 50])
     """
     if hasattr(X, "toarray"):
         raise TypeError(f"`X` of {whose} must be a dense array; got a sparse one: pass X.toarray().")
@@ -188,6 +195,13 @@ def from_table(
         time: the column to sort by within each series; the order of the rows by default.
         channels: the value columns; by default all others.
         target: the column of the target, which must not change within a series.
+
+    Examples:
+        >>> from lem.timeseries.series import from_table
+        >>> table = {"machine": ["a", "a", "b"], "heat": [1.0, 2.0, 3.0], "broken": [0, 0, 1]}
+        >>> X, y = from_table(table, "machine", target="broken")
+        >>> X, y
+        ([array([[1., 2.]]), array([[3.]])], array([0, 1]))
     """
     names = [str(name) for name in (table.columns if hasattr(table, "columns") else table)]
     for name in (series, time, target, *(channels or ())):

@@ -53,6 +53,15 @@ class Streams:
 
     `push(ids, samples)` advances the named streams by one step, (k, channels), or by a chunk, (k, channels, steps).
     With `elapsed`, each sample comes that long after the one before, in units of the usual step.
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem.timeseries import LEMClassifier
+        >>> X, y = np.random.default_rng(0).normal(size=(20, 2, 40)), np.arange(20) % 2
+        >>> streams = LEMClassifier(8, epochs=1, random_state=0).fit(X, y).streams()
+        >>> streams.add("pump 1", "pump 2", "pump 3")
+        >>> streams.push(["pump 3", "pump 1"], X[:2, :, 0]).shape  # one row per named stream
+        (2, 2)
     """
 
     def __init__(self, predictor: Streamable) -> None:
@@ -228,7 +237,16 @@ class Streams:
 
 
 class Stream:
-    """One series as it arrives: `push(sample)` with (channels,), or `push(chunk)` with (channels, steps)."""
+    """One series as it arrives: `push(sample)` with (channels,), or `push(chunk)` with (channels, steps).
+
+    Examples:
+        >>> import numpy as np
+        >>> from lem.timeseries import LEMClassifier
+        >>> X, y = np.random.default_rng(0).normal(size=(20, 2, 40)), np.arange(20) % 2
+        >>> stream = LEMClassifier(8, epochs=1, random_state=0).fit(X, y).stream()
+        >>> stream.push(X[0, :, 0]).shape, stream.push(X[0, :, 1:]).shape  # a sample, then a chunk
+        ((2,), (39, 2))
+    """
 
     def __init__(self, predictor: Streamable) -> None:
         self._streams = Streams(predictor)

@@ -148,6 +148,19 @@ def tune_file(
         understood: called with the data before the search.
         report: called when a fold begins and when a trial ends.
         should_stop: asked between folds and during training.
+
+    Examples:
+        >>> from lem.timeseries.example import write_example
+        >>> from lem.timeseries.layout import Reading
+        >>> from lem.timeseries.tuning import tune_file
+        >>> reading = Reading(series="pump_id", time="time", target="fault")
+        >>> options = {"effort": "quick", "network": "features"}
+        >>> search = {"causal": [False, True]}
+        >>> tuned = tune_file(
+        ...     write_example("pumps.csv"), "study", reading, trials=2, folds=2, options=options, search=search
+        ... )
+        >>> len(tuned.trials), tuned.metric
+        (2, 'accuracy')
     """
     _check(trials, folds, sampler)
     fixed = dict(options or {})

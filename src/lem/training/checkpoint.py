@@ -18,14 +18,31 @@ ITEMS = "__items__"
 
 
 def save_tree(path: Path, tree: dict[str, Any], keep: Path | None = None) -> None:
-    """Write nested dicts and lists of tensors, numbers, strings, booleans and None."""
+    """Write nested dicts and lists of tensors, numbers, strings, booleans and None.
+
+    Examples:
+        >>> import torch
+        >>> from pathlib import Path
+        >>> from lem.training.checkpoint import load_tree, save_tree
+        >>> save_tree(Path("state.safetensors"), {"step": 7, "weights": [torch.ones(2)]})
+        >>> load_tree(Path("state.safetensors"))
+        {'step': 7, 'weights': [tensor([1., 1.])]}
+    """
     tensors: dict[str, Tensor] = {}
     plain = json.dumps(_take_tensors(tree, tensors))
     save_tensors(path, tensors, {"tree": plain}, keep)
 
 
 def load_tree(path: Path) -> dict[str, Any]:
-    """Read what `save_tree` wrote; nothing in the file is executed. A damaged file is a ValueError."""
+    """Read what `save_tree` wrote; nothing in the file is executed. A damaged file is a ValueError.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from lem.training.checkpoint import load_tree, save_tree
+        >>> save_tree(Path("notes.safetensors"), {"name": "run 1", "best": 0.93})
+        >>> load_tree(Path("notes.safetensors"))["best"]
+        0.93
+    """
     try:
         tensors, text = load_tensors(path)
         tree = _put_tensors(json.loads(text["tree"]), tensors)

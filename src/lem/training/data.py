@@ -16,7 +16,16 @@ IGNORE = -100
 
 
 class DataError(ValueError):
-    """Data that is missing, corrupt or not what its publisher offers; the message names the way out."""
+    """Data that is missing, corrupt or not what its publisher offers; the message names the way out.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from lem.tasks.uea import read_series
+        >>> read_series(Path("pumps.csv"))
+        Traceback (most recent call last):
+            ...
+        lem.training.data.DataError: A file of time series must end in .ts or .arff; got pumps.csv.
+    """
 
 
 class Batch(NamedTuple):
@@ -31,6 +40,13 @@ class Batch(NamedTuple):
             as rows and as many targets they would not tell.
         elapsed: (time, batch), the time from the previous observation to each one in units of the usual step, or None
             where all steps are equal.
+
+    Examples:
+        >>> import torch
+        >>> from lem.training.data import Batch
+        >>> batch = Batch(torch.randn(30, 8, 3), torch.arange(8) % 2)  # (time, batch, channels), one label per row
+        >>> batch.lengths is None
+        True
     """
 
     inputs: Tensor
@@ -61,7 +77,20 @@ def _move(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class Split(Protocol):
-    """A part of a data set: training, validation or test."""
+    """A part of a data set: training, validation or test.
+
+    Examples:
+        >>> import torch
+        >>> from lem.training.data import Batch
+        >>> class Waves:  # any object with these two methods is a split
+        ...     def steps(self, batch_size):
+        ...         return 10
+        ...     def batch(self, step, batch_size, epoch=None, seed=0):
+        ...         series = torch.sin(torch.rand(batch_size) * torch.arange(50)[:, None])[..., None]
+        ...         return Batch(series[:-1], series[-1])
+        >>> Waves().batch(0, 8).inputs.shape
+        torch.Size([49, 8, 1])
+    """
 
     def steps(self, batch_size: int) -> int:
         """Return the number of batches in one epoch."""
@@ -82,6 +111,13 @@ class ArraySplit:
         lengths: the number of real steps of each sequence.
         every_step: whether the targets have a time axis.
         elapsed: (sample, time), the time since the previous observation in units of the usual step; 1 in the padding.
+
+    Examples:
+        >>> import torch
+        >>> from lem.training.data import ArraySplit
+        >>> split = ArraySplit(torch.randn(40, 30, 3), torch.arange(40) % 2)  # (sample, time, channel) and labels
+        >>> split.steps(batch_size=10), split.batch(0, batch_size=10).inputs.shape  # batches are time-major
+        (4, torch.Size([30, 10, 3]))
     """
 
     def __init__(

@@ -26,7 +26,23 @@ __all__ = ["Event", "Memory", "Progress", "Store", "check_device", "evaluate", "
 
 @dataclass(frozen=True)
 class Event:
-    """What a run tells while it runs: after every update, and with `record` after every evaluation."""
+    """What a run tells while it runs: after every update, and with `record` after every evaluation.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn import SequenceModel
+        >>> from lem.training.data import ArraySplit
+        >>> from lem.training.loop import fit
+        >>> split = ArraySplit(torch.randn(40, 30, 3), torch.arange(40) % 2)
+        >>> model = SequenceModel("lem", input_size=3, hidden_size=8, output_size=2)
+        >>> def report(event):
+        ...     if event.record is not None:
+        ...         print(event.progress.epoch, "of", event.epochs)
+        >>> goal = {"loss": "cross_entropy", "metric": "accuracy", "report": report}
+        >>> _ = fit(model, split, split, **goal, batch_size=10, epochs=2, learning_rate=0.01)
+        1 of 2
+        2 of 2
+    """
 
     progress: Progress
     epochs: int
@@ -45,7 +61,18 @@ def evaluate(
     subsample: int | None = None,
     processes: Processes = ALONE,
 ) -> float:
-    """Return the metric of a model over a whole split; with `subsample`, on that many evenly spaced time steps."""
+    """Return the metric of a model over a whole split; with `subsample`, on that many evenly spaced time steps.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn import SequenceModel
+        >>> from lem.training.data import ArraySplit
+        >>> from lem.training.loop import evaluate
+        >>> split = ArraySplit(torch.randn(40, 30, 3), torch.arange(40) % 2)
+        >>> model = SequenceModel("lem", input_size=3, hidden_size=8, output_size=2)
+        >>> 0 <= evaluate(model, split, metric="accuracy", batch_size=10) <= 100
+        True
+    """
     if isinstance(metric, str):
         check_one_of("metric", metric, METRICS, "evaluate")
     judge, sums, count = METRICS[metric] if isinstance(metric, str) else metric, [], 0
@@ -144,6 +171,19 @@ def fit(
         report: called after every update and evaluation.
         should_stop: asked after every update; True saves a checkpoint and returns.
         processes: those that share every batch, see `lem.training.distributed`.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn import SequenceModel
+        >>> from lem.training.data import ArraySplit
+        >>> from lem.training.loop import fit
+        >>> x, label = torch.randn(40, 30, 3), torch.arange(40) % 2  # (sample, time, channel)
+        >>> train, valid = ArraySplit(x[:30], label[:30]), ArraySplit(x[30:], label[30:])
+        >>> model = SequenceModel("lem", input_size=3, hidden_size=8, output_size=2)
+        >>> goal = {"loss": "cross_entropy", "metric": "accuracy"}
+        >>> progress = fit(model, train, valid, **goal, batch_size=10, epochs=2, learning_rate=0.01)
+        >>> progress.epoch, len(progress.history)
+        (2, 2)
     """
     options = Options.of(locals())  # first, while there is nothing but the arguments
     steps = train.steps(batch_size)

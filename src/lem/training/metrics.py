@@ -45,7 +45,17 @@ LOSSES: dict[str, Loss] = {
 
 @dataclass(frozen=True)
 class Metric:
-    """A score over a whole split: the mean of `each` over all answers, then `finish`."""
+    """A score over a whole split: the mean of `each` over all answers, then `finish`.
+
+    Examples:
+        >>> import torch
+        >>> from lem.training.metrics import METRICS, Metric
+        >>> sorted(METRICS)
+        ['accuracy', 'bpc', 'log_loss', 'mse', 'perplexity', 'rmse']
+        >>> mae = Metric(lambda answer, target: (answer - target).abs().mean(1), float, higher_is_better=False)
+        >>> mae.better(0.1, 0.2)
+        True
+    """
 
     each: Callable[[Tensor, Tensor], Tensor]
     finish: Callable[[float], float]

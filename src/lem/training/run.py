@@ -36,6 +36,11 @@ class Progress:
         best_epoch: after which epoch it was found.
         stopped: why training ended early, or "".
         history: the record of every evaluation.
+
+    Examples:
+        >>> from lem.training.run import Progress
+        >>> Progress().best is None  # nothing has been evaluated yet
+        True
     """
 
     epoch: int = 0

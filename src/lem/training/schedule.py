@@ -10,6 +10,11 @@ def rate(schedule: str, epoch: int, fraction: float, drop_after: int | None, dro
 
     "constant"; "step": `drop_factor` from epoch `drop_after` on, as the paper's; "cosine": down to zero;
     "one-cycle": up over the first 30 %, then down to zero, both along a cosine.
+
+    Examples:
+        >>> from lem.training.schedule import rate
+        >>> [round(rate("cosine", 0, done, None, 0.1), 2) for done in (0.0, 0.5, 1.0)]
+        [1.0, 0.5, 0.0]
     """
     if schedule == "constant":
         return 1.0

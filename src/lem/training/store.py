@@ -6,7 +6,14 @@ from torch import Tensor
 
 
 class Store(Protocol):
-    """Where a run keeps its checkpoints and the records of its evaluations."""
+    """Where a run keeps its checkpoints and the records of its evaluations.
+
+    Examples:
+        >>> from lem.training.store import Memory, Store
+        >>> store: Store = Memory()
+        >>> store.load() is None  # nothing to continue
+        True
+    """
 
     def save(self, state: dict[str, Any]) -> None:
         """Keep the state of the run as the newest checkpoint."""
@@ -31,6 +38,20 @@ class Memory:
     Attributes:
         state: the newest checkpoint, or None.
         best: the weights of the best validation epoch, or None.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn import SequenceModel
+        >>> from lem.training.data import ArraySplit
+        >>> from lem.training.loop import fit
+        >>> from lem.training.store import Memory
+        >>> split = ArraySplit(torch.randn(40, 30, 3), torch.arange(40) % 2)
+        >>> model = SequenceModel("lem", input_size=3, hidden_size=8, output_size=2)
+        >>> goal = {"loss": "cross_entropy", "metric": "accuracy", "batch_size": 10, "learning_rate": 0.01}
+        >>> store = Memory()
+        >>> stopped = fit(model, split, split, **goal, epochs=3, store=store, should_stop=lambda: True)
+        >>> fit(model, split, split, **goal, epochs=3, store=store).epoch  # continues
+        3
     """
 
     def __init__(self) -> None:

@@ -82,7 +82,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def release_memory() -> None:
-    """Give the buffers that are kept for reuse back to the system."""
+    """Give the buffers that are kept for reuse back to the system.
+
+    Examples:
+        >>> from lem.kernels import release_memory
+        >>> release_memory()
+    """
     _cache.release()
 
 

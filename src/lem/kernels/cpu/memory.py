@@ -11,7 +11,14 @@ from lem.kernels.cpu.library import KEEP, Problem, library, threads
 
 
 class Forecast(NamedTuple):
-    """Bytes that one layer adds to the input and the weights between the start of forward and the end of backward."""
+    """Bytes that one layer adds to the input and the weights between the start of forward and the end of backward.
+
+    Examples:
+        >>> from lem.kernels import memory_forecast
+        >>> forecast = memory_forecast(steps=1000, batch=32, input_size=3, hidden_size=64)
+        >>> forecast.peak >= forecast.outputs + forecast.kept
+        True
+    """
 
     outputs: int
     kept: int
@@ -42,6 +49,13 @@ def memory_forecast(
 
     `memory` is "store", "recompute", "bounded", or "nothing" for a forward pass alone. `elapsed` and `resets` tell
     whether these arguments are given.
+
+    Examples:
+        >>> from lem.kernels import memory_forecast
+        >>> store = memory_forecast(17984, 8, 6, 32).peak
+        >>> bounded = memory_forecast(17984, 8, 6, 32, memory="bounded").peak
+        >>> store > 3 * bounded
+        True
     """
     if memory not in KEEP:
         raise ValueError(f"`memory` of memory_forecast must be one of {', '.join(KEEP)}; got {memory!r}.")

@@ -17,6 +17,17 @@ class Stepper:
     All three are tensors that stay where they are. `advance` steps tensors of the caller's instead, with any number of
     rows. The weights are read once, here; `reload` reads them again. They are packed for the target that runs: a step
     under another target raises, and `reload` packs them again.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEMCell
+        >>> from lem.kernels.cpu import Stepper
+        >>> stepper = Stepper(LEMCell(3, 16), batch=2)
+        >>> for sample in torch.randn(10, 2, 3):
+        ...     _ = stepper.u.copy_(sample)
+        ...     stepper.step()
+        >>> stepper.y.shape
+        torch.Size([2, 16])
     """
 
     def __init__(self, cell: Any, batch: int = 1) -> None:

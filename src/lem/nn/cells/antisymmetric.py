@@ -37,6 +37,13 @@ class AntisymmetricCell(PointwiseCell):
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import AntisymmetricCell
+        >>> outputs, state = AntisymmetricCell(3, 8, gated=True)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('h',))
     """
 
     kernels = (CoupledKernel(coupled.RESIDUAL, unless="gated"),)

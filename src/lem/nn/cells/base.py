@@ -53,6 +53,21 @@ class Cell(nn.Module):
         backend: what runs whole sequences: "auto" (the fastest kernel that can run the call, else the loop), "native"
             (the C++ kernel), "triton" (the GPU kernel), "torch" (torch's own kernel) or "loop" (any device and type,
             every derivative). A named kernel raises RuntimeError with the reason if it cannot run the call.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import Cell, Hidden
+        >>> class Decay(Cell):
+        ...     def __init__(self, input_size, hidden_size):
+        ...         super().__init__(input_size, hidden_size)
+        ...         self.weight = torch.nn.Parameter(torch.ones(hidden_size, input_size))
+        ...     def project(self, u):
+        ...         return u @ self.weight.T
+        ...     def step(self, x, state, *prepared):
+        ...         return Hidden(0.5 * state.h + x)
+        >>> outputs, state = Decay(1, 1).sequence(torch.ones(4, 1, 1))
+        >>> outputs.flatten().tolist()
+        [1.0, 1.5, 1.75, 1.875]
     """
 
     kernels: tuple[Kernel, ...] = ()

@@ -42,6 +42,13 @@ class CoRNNCell(PointwiseCell):
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import CoRNNCell
+        >>> outputs, state = CoRNNCell(3, 8, dt=0.05)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('y', 'z'))
     """
 
     state_type = OscillatorState

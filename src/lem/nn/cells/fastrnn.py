@@ -27,6 +27,13 @@ class FastRNNCell(PointwiseCell):
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import FastRNNCell
+        >>> outputs, state = FastRNNCell(3, 8)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('h',))
     """
 
     kernels = (CoupledKernel(coupled.RESIDUAL),)
@@ -107,6 +114,13 @@ class FastGRNNCell(PointwiseCell):
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import FastGRNNCell
+        >>> outputs, state = FastGRNNCell(3, 8)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('h',))
     """
 
     kernels = (CoupledKernel(coupled.GATED),)

@@ -32,6 +32,13 @@ class GRUCell(Cell):
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import GRUCell
+        >>> outputs, state = GRUCell(3, 8)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('h',))
     """
 
     kernels = (TorchKernel(torch.gru),)

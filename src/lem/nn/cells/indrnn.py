@@ -36,6 +36,13 @@ class IndRNNCell(Cell):
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import IndRNNCell
+        >>> outputs, state = IndRNNCell(3, 8, length=100)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('h',))
     """
 
     kernels = (IndRNNKernel(),)

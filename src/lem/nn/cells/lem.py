@@ -85,6 +85,15 @@ class LEMCell(Cell):
             a GPU, float32 products follow `torch.set_float32_matmul_precision`, and float16 is supported as well.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem import LEMCell
+        >>> cell = LEMCell(3, 16)
+        >>> y, z = cell(torch.randn(4, 3))  # one step from the zero state
+        >>> y, z = cell(torch.randn(4, 3), (y, z))
+        >>> y.shape
+        torch.Size([4, 16])
     """
 
     state_type = LEMState

@@ -34,6 +34,13 @@ class LipschitzCell(Cell):
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import LipschitzCell
+        >>> outputs, state = LipschitzCell(3, 8, epsilon=0.1)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('h',))
     """
 
     def __init__(

@@ -53,6 +53,13 @@ class LSTMCell(PointwiseCell):
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import LSTMCell
+        >>> outputs, state = LSTMCell(3, 8, t_max=100.0)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('h', 'c'))
     """
 
     state_type = LSTMState
@@ -154,7 +161,15 @@ def dt_lstm_v1(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> LSTMCell:
-    """Return the paper's first dt-LSTM: both the forget and the input gate are multiplied by `dt`."""
+    """Return the paper's first dt-LSTM: both the forget and the input gate are multiplied by `dt`.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import dt_lstm_v1
+        >>> outputs, state = dt_lstm_v1(3, 8, dt=0.1)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('h', 'c'))
+    """
     dt = within("dt-lstm-v1", "dt", dt, "(0, 1]")
     return LSTMCell(
         input_size, hidden_size, bias, forget_scale=dt, input_scale=dt, backend=backend, device=device, dtype=dtype
@@ -171,7 +186,15 @@ def dt_lstm_v2(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> LSTMCell:
-    """Return the paper's second dt-LSTM: the forget gate is multiplied by 1 - `dt`, the input gate by `dt`."""
+    """Return the paper's second dt-LSTM: the forget gate is multiplied by 1 - `dt`, the input gate by `dt`.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import dt_lstm_v2
+        >>> outputs, state = dt_lstm_v2(3, 8, dt=0.1)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('h', 'c'))
+    """
     dt = within("dt-lstm-v2", "dt", dt, "(0, 1)")
     return LSTMCell(
         input_size,

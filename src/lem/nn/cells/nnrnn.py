@@ -39,6 +39,13 @@ class NNRNNCell(PointwiseCell):
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import NNRNNCell
+        >>> outputs, state = NNRNNCell(3, 8)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('h',))
     """
 
     kernels = (CoupledKernel(coupled.MODRELU),)

@@ -76,6 +76,13 @@ class NRDECell(Cell):
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import NRDECell
+        >>> outputs, state = NRDECell(3, 8, window=4, length=100)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('h', 'sample', 'signature', 'steps'))
     """
 
     kernels = (WindowsKernel(),)

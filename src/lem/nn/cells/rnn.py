@@ -32,6 +32,13 @@ class RNNCell(PointwiseCell):
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import RNNCell
+        >>> outputs, state = RNNCell(3, 8)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('h',))
     """
 
     kernels = (CoupledKernel(coupled.RESIDUAL), TorchKernel(torch.rnn_tanh))

@@ -45,6 +45,13 @@ class TARNNCell(Cell):
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import TARNNCell
+        >>> outputs, state = TARNNCell(3, 8, iterations=2)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('h', 'previous', 'steps'))
     """
 
     state_type = TARNNState

@@ -41,6 +41,13 @@ class UnICORNNCell(Cell):
         backend: what runs whole sequences; see `lem.nn.cells.Cell`.
         device: where the parameters live.
         dtype: the type of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> from lem.nn.cells import UnICORNNCell
+        >>> outputs, state = UnICORNNCell(3, 8)(torch.randn(100, 4, 3))  # (time, batch, channels)
+        >>> outputs.shape, state._fields
+        (torch.Size([100, 4, 8]), ('y', 'z'))
     """
 
     state_type = OscillatorState
