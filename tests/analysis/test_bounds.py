@@ -317,6 +317,27 @@ def test_the_adjoint_equals_autograd(options):
     assert (bounds.adjoint(made, u, error, absolute=True) >= norms - TABLE["float64"].absolute).all()
 
 
+@pytest.mark.parametrize("options", [{"dt": 0.4}, {"dt": 1.0}, {"clip": (0.4, 0.6)}, {"single_scale": True, "dt": 0.5}])
+def test_the_adjoint_with_elapsed_times_equals_autograd(options):
+    made, u = cell(scale=2.0, **options), torch.randn(9, 3, 2).double()
+    elapsed = torch.exp(torch.randn(9, 3).double())
+    elapsed[4] = 1.0
+    states = [[torch.zeros(3, 4).double().requires_grad_() for _ in range(2)]]
+    error = torch.randn(3, 4).double()
+    for t in range(9):
+        states.append(list(made.sequence(u[t : t + 1], LEMState(*states[-1]), elapsed=elapsed[t : t + 1])[1]))
+    loss = (states[-1][0] * error).sum()
+    grads = torch.autograd.grad(loss, [s for pair in states[:-1] for s in pair])
+    expected = [a.abs().sum(1) + b.abs().sum(1) for a, b in zip(grads[::2], grads[1::2])]
+    norms = bounds.adjoint(made, u, error, elapsed=elapsed)
+    assert_close(norms[1:], torch.stack(expected[::-1]), "float64 gradient")
+    with pytest.raises(AssertionError):
+        assert_close(norms, bounds.adjoint(made, u, error), "float64 gradient")
+    assert torch.equal(bounds.adjoint(made, u, error, elapsed=torch.ones_like(elapsed)), bounds.adjoint(made, u, error))
+    absolute = bounds.adjoint(made, u, error, absolute=True, elapsed=elapsed)
+    assert (absolute >= norms - TABLE["float64"].absolute).all()
+
+
 def test_random_state_dropout_is_refused():
     made = cell(state_dropout=0.5).train()
     with pytest.raises(ValueError, match=r"Call cell.eval\(\)"):

@@ -34,6 +34,28 @@ def test_the_certificate_of_a_linear_chain(gate, kind):
         assert (remedy in found.verdict) == (kind == "vanishes")
 
 
+def test_elapsed_times_stretch_the_memory_of_a_linear_chain():
+    elapsed = torch.exp(torch.randn(200, 1)).double()
+    found = certificate.certify(chain(0.02), torch.zeros(200, 1, 1), elapsed=elapsed)
+    forgotten = np.cumsum(elapsed[:, 0].numpy()[::-1])  # the last gap is the first on the way back
+    assert_close(found.measured[1:], 0.98**forgotten, "float64")
+    assert_close(found.along[1:], 0.98**forgotten, "float64")
+    assert found.memory == int((0.98**forgotten >= 1 / math.e).sum())
+    assert found.bound(3) is None
+    assert "steps must be of equal length; there are elapsed times" in str(found)
+    assert "needs dt <= 1 and steps of equal length" in str(found)
+
+
+def test_the_backward_direction_is_certified_with_the_gaps_that_it_takes():
+    torch.manual_seed(0)
+    layer = LEM(1, 3, bidirectional=True).double()
+    layer.cells[1] = chain(0.1)
+    elapsed = torch.tensor([[1.0], [2.0], [5.0]]).double()
+    found = certificate.certify_layers(layer, torch.zeros(3, 1, 1).double(), elapsed=elapsed)[1]
+    # It reads 2, 1, 0 with gaps 1, 5, 2: going back, the gap of 2 comes first.
+    assert_close(found.measured, 0.9 ** np.array([0.0, 2.0, 7.0, 8.0]), "float64")
+
+
 def test_gates_that_start_lower_remember_as_a_smaller_dt_does():
     u, found = torch.randn(500, 4, 2), {}
     for name, options in {"open": {}, "lower": {"initial_dt": 0.01}, "capped": {"dt": 0.02}}.items():

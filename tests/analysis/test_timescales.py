@@ -75,6 +75,32 @@ def test_rows_of_unequal_length_count_their_own_steps_only():
         assert_close(a.linear.counts, b.linear.counts, "exact")
 
 
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_gates_are_those_of_the_usual_step_along_the_way_of_the_elapsed_times(monkeypatch, batch_first):
+    monkeypatch.setattr(timescales, "CHUNK", 4)
+    layer, u = LEM(2, 5, bidirectional=True).double(), torch.randn(9, 2, 2).double()
+    lengths, elapsed = torch.tensor([9, 6]), torch.exp(torch.randn(9, 2).double())
+    elapsed[6:, 1] = math.nan
+    layer.batch_first = batch_first
+    given = (u.transpose(0, 1), lengths, elapsed.T) if batch_first else (u, lengths, elapsed)
+    scales = time_scales(layer, [given])
+    for k, cell in enumerate(layer.cells):
+        w, sums = paper_weights(cell), np.zeros((2, 5))
+        for row, n in enumerate(lengths):
+            inputs, gaps = u[:n, row].numpy(), elapsed[:n, row].numpy()
+            if k:
+                inputs, gaps = inputs[::-1], np.append(gaps[1:], 1.0)[::-1]
+            y, _ = paper.lem(w, inputs, np.zeros(5), np.zeros(5), 1.0, elapsed=gaps)
+            before = np.concatenate([np.zeros((1, 5)), y[:-1]])
+            sums += [
+                np.log(paper.sigmoid(before @ w["W" + g].T + inputs @ w["V" + g].T + w["b" + g])).sum(0) for g in "12"
+            ]
+        for gate, total in zip(scales.gates[2 * k :], sums):
+            assert gate.count == 15
+            assert_close(gate.time_constants, np.exp(-total / 15), "float64")
+    assert not np.allclose(scales.gates[0].time_constants, time_scales(layer, [given[:2]]).gates[0].time_constants)
+
+
 @pytest.mark.parametrize(("law", "verdict"), [("power", "power law"), ("exponential", "exponential")])
 def test_the_law_of_a_synthetic_tail_is_found(law, verdict):
     generator = np.random.default_rng(1)

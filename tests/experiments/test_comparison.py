@@ -2,10 +2,15 @@
 
 import pytest
 import torch
+from torch import nn
 
+from lem.analysis.timescales import time_scales
 from lem.cli import main
 from lem.experiments import comparison, inspection, runner
 from lem.experiments.record import find_runs
+from lem.nn.model import SequenceModel
+from lem.tasks import Task
+from lem.training.data import ArraySplit
 from tests.close import assert_close
 
 TINY = ["--task.length", "12", "--train.epochs", "1", "--model.hidden_size", "4"]
@@ -86,6 +91,24 @@ def test_the_certificate_of_a_model_uses_its_own_loss(runs):
         gradient = getattr(model.recurrent.cells[0], name).grad
         assert_close(found.total[kind][0], gradient.abs().max(), "float32 gradient")
     assert torch.is_tensor(gradient)
+
+
+def test_certificates_and_scales_of_a_model_that_sees_elapsed_times():
+    torch.manual_seed(0)
+    inputs, elapsed = torch.randn(5, 12, 2), torch.exp(torch.randn(5, 12))
+    split = ArraySplit(inputs, torch.tensor([0, 1, 0, 1, 1]), torch.full((5,), 12), elapsed=elapsed)
+    task = Task(split, split, lambda: split, 2, 2, loss="cross_entropy", metric="log_loss")
+    model = SequenceModel("lem", 2, 6, 2, pool="both")
+    (found,), _ = inspection.certify_model(model, task, rows=3)
+    u, gaps = (t[:3].double().transpose(0, 1) for t in (inputs, elapsed))
+    model = model.double().eval()
+    outputs, _ = model.recurrent(u, elapsed=gaps)
+    read = torch.cat([outputs[-1], outputs.mean(0).detach()], dim=-1)  # by the way through the last output
+    (nn.functional.cross_entropy(model.readout(read), split.targets[:3], reduction="sum") / 3).backward()
+    assert_close(found.total["b"][0], model.recurrent.cells[0].bias.grad.abs().max(), "float32 gradient")
+    scales = inspection.model_scales(model.float(), split, 2)
+    direct = time_scales(model.recurrent, [(inputs.transpose(0, 1), None, elapsed.T)])
+    assert_close(scales.gates[0].time_constants, direct.gates[0].time_constants, "float32")
 
 
 def test_a_recipe_without_a_search_is_given_one(tmp_path):

@@ -1,6 +1,7 @@
 """Series with times: from time stamps to elapsed times, in estimators, files of series and model files."""
 
 import datetime
+import re
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ import sklearn
 import torch
 from sklearn.model_selection import cross_val_score
 
+from lem.cli import main
 from lem.timeseries import LEMClassifier, LEMForecaster, LEMRegressor, evaluate_file, fit_file, load, predict_file
 from lem.timeseries.answering import continuation
 from lem.timeseries.files import load as load_file
 from lem.timeseries.formats import write
 from lem.timeseries.gaps import Clock, values_ahead, with_times
+from lem.timeseries.inspection import certify_predictor, predictor_scales
 from lem.timeseries.layout import Reading
 from lem.timeseries.predictor import Predictor
 from lem.timeseries.series import as_series
@@ -308,6 +311,28 @@ def test_a_file_with_gaps_elapsed_is_the_estimator_with_times(tmp_path):
 
 
 QUICK_OPTIONS = {"hidden_size": 6, "epochs": 2}
+
+
+def test_analysis_of_a_model_file_takes_the_times(tmp_path, capsys):
+    path, walks, times, _ = table(tmp_path)
+    roles = {"series": "id", "time": "time", "target": "kind", "gaps": "elapsed"}
+    model = tmp_path / "m.safetensors"
+    fitted = fit_file(path, **roles, test_fraction=0.0, out=model, picture=False, options=QUICK_OPTIONS).estimator
+    assert main(["scales", str(model), str(path)]) == 0
+    shown = capsys.readouterr().out
+    steps, span = re.search(r"slowest unit of dt_z: \d+, time constant (\S+) steps = (\S+) s", shown).groups()
+    assert float(span) == pytest.approx(float(steps) * fitted.time_unit_, rel=0.01)
+    seen = predictor_scales(fitted.predictor_, walks, times=times)
+    assert f"{seen.ranking(0)[0][1]:.3g} steps" in shown
+    assert main(["certify", str(model), str(path)]) == 0
+    assert "there are elapsed times" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="`times` of the classifier must be given"):
+        predictor_scales(fitted.predictor_, walks)
+    with pytest.raises(ValueError, match="`times` of the classifier must be given"):
+        certify_predictor(fitted.predictor_, walks)
+    hours = [t.astype(float) / 3600 for t in times]
+    numbers = LEMClassifier(**QUICK).fit(walks, np.arange(24) % 2, times=hours).predictor_
+    assert " of the times' unit" in str(predictor_scales(numbers, walks, times=hours))
 
 
 def test_a_held_out_part_and_a_test_file_have_their_times(tmp_path):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lem.nn.cells import LEMCell, LEMState
+from lem.nn.cells.timing import stretch
 from lem.shapes import Float
 
 LINEAR_LIMIT = 2.5128624172523393
@@ -91,15 +92,18 @@ def parts(cell: LEMCell, u: Float[Tensor, "*steps input"], y: Float[Tensor, "*st
     return Parts(dt_z, dt_y, z_y + z_u, y_u)
 
 
-def _linearise(cell: LEMCell, u: Tensor, y: Tensor, z_after: Tensor) -> _Steps:
+def _linearise(cell: LEMCell, u: Tensor, y: Tensor, z_after: Tensor, elapsed: Tensor | None = None) -> _Steps:
     dt_z, dt_y, inside_z, input_y = parts(cell, u, y)
     low, high = cell.clip or (-1.0, 3.0)
-    slopes = []
-    for gate in (dt_z, dt_y):
+    gates, slopes = [dt_z, dt_y], []
+    for k, gate in enumerate(gates):
         moves = (gate > low) & (gate < high) & (not cell.single_scale)  # a clipped or fixed gate has slope zero
         slopes.append(torch.where(moves, gate * (1 - gate / cell.dt), 0.0))
+        if elapsed is not None:  # the gate becomes 1 - (1 - gate)^elapsed
+            gates[k] = stretch(gate, elapsed)
+            slopes[k] = torch.where(gate < 1.0, slopes[k] * elapsed * (1 - gate) ** (elapsed - 1), 0.0)
     tanh_y = torch.tanh(functional.linear(z_after, cell.weight_z) + input_y)
-    return _Steps(dt_z, dt_y, slopes[0], slopes[1], torch.tanh(inside_z), tanh_y)
+    return _Steps(gates[0], gates[1], slopes[0], slopes[1], torch.tanh(inside_z), tanh_y)
 
 
 def jacobian(
@@ -272,18 +276,20 @@ def adjoint(
     u: Float[Tensor, "time batch input"],
     error: Float[Tensor, "batch hidden"] | None = None,
     absolute: bool = False,
+    elapsed: Float[Tensor, "time batch"] | None = None,
 ) -> Float[Tensor, "lag batch"]:
     """Return the 1-norms of dE_n / dX_{n - lag} for lag 0..n, by the transposed one-step Jacobians.
 
     `error` is dE_n / dy_n, and y_n itself (the paper's loss with target zero) where it is not given. With `absolute`
     the recursion carries |weights| and |slopes|: what the gradient would be if all signs agreed, hence a bound.
+    `elapsed` are the lengths of the steps, 1 where not given.
     """
     _no_dropout(cell)
     with torch.no_grad():
         start = cell.init_state(u.shape[1])
-        (y, z), final = cell.trajectory(u, start)
+        (y, z), final = cell.trajectory(u, start, elapsed=elapsed)
         y, z_before = torch.cat([start[0][None], y[:-1]]), torch.cat([start[1][None], z[:-1]])
-        s = _linearise(cell, u, y, z)
+        s = _linearise(cell, u, y, z, None if elapsed is None else elapsed[:, :, None])
         factors = [1 - s.dt_z, 1 - s.dt_y, s.slope_z * (s.tanh_z - z_before), s.slope_y * (s.tanh_y - y)]
         factors += [s.dt_z * (1 - s.tanh_z**2), s.dt_y * (1 - s.tanh_y**2), *recurrent_weights(cell)]
         factors.append(final[0] if error is None else error)

@@ -6,6 +6,7 @@ reports in words what that means; `advise_dt` turns the same measurement into a 
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from lem.analysis.bounds import adjoint, gain, growth, log10_product_bound, tota
 from lem.atomic import save_figure
 from lem.extras import pyplot
 from lem.nn.cells import LEMCell
+from lem.nn.cells.timing import seen_by_steps
+from lem.nn.model import SequenceModel
 from lem.nn.recurrent import Recurrent
 from lem.shapes import Float
 
@@ -59,6 +62,8 @@ class Certificate:
     faint_memory: int
     """The same for 1/100 of its peak."""
     name: str = "LEM"
+    timed: bool = False
+    """Whether the steps have lengths of their own, for which the bound for any input does not hold."""
 
     @property
     def kind(self) -> str:
@@ -94,8 +99,8 @@ class Certificate:
         return f"Effective memory: {self.memory} of {self.steps} steps to 1/e of the peak, {self.faint_memory} to 1 %."
 
     def bound(self, lag: int) -> float | None:
-        """Return log10 of the paper's bound (grad11) at `lag`, or None if dt > 1, for which there is none."""
-        return log10_product_bound(self.eta, self.dt, lag) if self.dt <= 1.0 else None
+        """Return log10 of the paper's bound (grad11) at `lag`, or None with dt > 1 or elapsed times: there is none."""
+        return log10_product_bound(self.eta, self.dt, lag) if self.dt <= 1.0 and not self.timed else None
 
     def __str__(self) -> str:
         last = self.bound(self.steps)
@@ -107,7 +112,7 @@ class Certificate:
             f"{self.largest[-1]:.2e} (largest row)",
             f"  no larger, along these states, than                {self.along[-1]:.2e}",
             "  no larger, for any input (eq. grad11), than        "
-            + (f"1e{last:.1f}" if last is not None else "- (needs dt <= 1)"),
+            + (f"1e{last:.1f}" if last is not None else "- (needs dt <= 1 and steps of equal length)"),
         ]
         for name, (seen, limit) in self.total.items():
             shown = f"<= {limit:.3g} (Proposition 2)" if limit is not None else ""
@@ -126,7 +131,7 @@ class Certificate:
         top = max(*(x for x in self.largest if math.isfinite(x)), 1.0) * 1e4
         bottom = max(min(x for x in self.measured if x > 0), 1e-20)
         axes.semilogy(lag, [min(x, 10 * top) for x in self.along], color="C1", label="bound along these states")
-        if self.dt <= 1.0:
+        if self.bound(0) is not None:
             paper = [10 ** min(log10_product_bound(self.eta, self.dt, k), math.log10(top) + 1) for k in lag]
             axes.semilogy(lag, paper, color="C3", label=r"bound for any input, $(1+\Gamma\Delta t/2)^{n-k}$")
         if self.memory < self.steps:
@@ -144,11 +149,12 @@ def certify(
     u: Float[Tensor, "time batch input"],
     error: Float[Tensor, "batch hidden"] | None = None,
     name: str = "LEM",
+    elapsed: Float[Tensor, "time batch"] | None = None,
 ) -> Certificate:
     """Measure, in float64, how the gradient of a loss at the last step travels back, and compare with the bounds.
 
     `error` is the gradient that arrives at y_n, one row a sequence; where it is not given, y_n itself is taken (the
-    paper's loss |y_n - target|^2 / 2 with target zero).
+    paper's loss |y_n - target|^2 / 2 with target zero). `elapsed` are the lengths of the steps, 1 where not given.
 
     Examples:
         >>> import torch
@@ -160,9 +166,9 @@ def certify(
         (200, 'The gradient ...')
     """
     cell = copy.deepcopy(cell).double().eval()
-    u, error = u.double(), None if error is None else error.double()
+    u, error, elapsed = (None if t is None else t.double() for t in (u, error, elapsed))  # type: ignore[assignment]
     steps = len(u)
-    outputs, _ = cell.sequence(u)
+    outputs, _ = cell.sequence(u, elapsed=elapsed)
     arriving = outputs[-1].detach() if error is None else error
     cell.zero_grad()
     ((outputs[-1] * arriving).sum() / u.shape[1]).backward()
@@ -171,9 +177,11 @@ def certify(
         "V": float(cell.weight_u.grad.abs().max()) if cell.weight_u.grad is not None else 0.0,
         "b": float(cell.bias.grad.abs().max()) if cell.bias is not None and cell.bias.grad is not None else 0.0,
     }
-    norm, along = (adjoint(cell, u, arriving, absolute=flag) / arriving.abs().sum(1) for flag in (False, True))
+    norm, along = (adjoint(cell, u, arriving, flag, elapsed) / arriving.abs().sum(1) for flag in (False, True))
     median = norm.median(1).values
-    wrong = violated(cell, steps)
+    wrong = violated(cell, steps) + ["the steps must be of equal length; there are elapsed times"] * (
+        elapsed is not None
+    )
     limits: dict[str, Any] = dict.fromkeys(seen)
     if not wrong:
         limits = total_gradient_bound(cell, steps, float(arriving.abs().sum(1).mean()), float(u.abs().max()))
@@ -195,6 +203,7 @@ def certify(
         memory=memory,
         faint_memory=faint,
         name=name,
+        timed=elapsed is not None,
     )
 
 
@@ -202,10 +211,12 @@ def certify_layers(
     layer: Recurrent,
     u: Float[Tensor, "time batch input"],
     error: Float[Tensor, "batch output"] | None = None,
+    elapsed: Float[Tensor, "time batch"] | None = None,
 ) -> list[Certificate]:
     """Certify every cell of a layer of LEM, each on what it reads when `layer` runs over `u` (time-major).
 
     `error` is the gradient that arrives at the last output of the top layer; the layers below are taken alone.
+    `elapsed` are the times since the previous observation, 1 where not given.
 
     Examples:
         >>> import torch
@@ -222,9 +233,11 @@ def certify_layers(
         for k, cell in enumerate(cells[number * directions : (number + 1) * directions]):
             read, name = (u.flip(0) if k else u).detach(), f"LEM, layer {number}" + (", backwards" if k else "")
             arriving = error.chunk(directions, -1)[k] if error is not None and number == layer.num_layers - 1 else None
-            found.append(certify(cell, read, arriving, name))
+            gaps = seen_by_steps(elapsed, None, None, bool(k))[0]
+            gaps = None if gaps is None else gaps[..., 0].flip(0) if k else gaps[..., 0]
+            found.append(certify(cell, read, arriving, name, gaps))
             with torch.no_grad():
-                outputs.append(cell.sequence(u, reverse=bool(k))[0])
+                outputs.append(cell.sequence(u, reverse=bool(k), elapsed=elapsed)[0])
         u = torch.cat(outputs, dim=-1)
     return found
 
@@ -254,13 +267,18 @@ class Advice:
         return f"dt = {self.dt:.2g}, search [{self.low:.2g}, {self.high:.2g}] on a logarithmic scale: {self.reason}"
 
 
-def advise_dt(length: int, cell: LEMCell | None = None, u: Float[Tensor, "time batch input"] | None = None) -> Advice:
+def advise_dt(
+    length: int,
+    cell: LEMCell | None = None,
+    u: Float[Tensor, "time batch input"] | None = None,
+    elapsed: Float[Tensor, "time batch"] | None = None,
+) -> Advice:
     """Recommend `dt` and a search interval for sequences of `length` steps.
 
     The gradient of an untrained LEM decays as e^(-rate t_n), t_n = n dt. The recommended dt is the largest with which
     the first step still moves a float32 gradient; the interval runs from the dt that remembers the whole sequence
-    (1/e of the gradient arrives) to 1, or to where the gradient explodes. With `cell` and a batch `u` the rate is
-    measured on them; without, the usual rate of the default initialisation is taken.
+    (1/e of the gradient arrives) to 1, or to where the gradient explodes. With `cell` and a batch `u`, and its
+    `elapsed` times if it has them, the rate is measured; without, that of the default initialisation is taken.
 
     Examples:
         >>> from lem.analysis.certificate import advise_dt
@@ -276,10 +294,11 @@ def advise_dt(length: int, cell: LEMCell | None = None, u: Float[Tensor, "time b
     rate, exploded, source = USUAL_RATE, 2.0, "the usual rate of untrained weights"
     if cell is not None and u is not None:
         trial, u = copy.deepcopy(cell).double().eval(), u[:length].double()
+        gaps = None if elapsed is None else elapsed[:length].double()
         dt = min(1.0, reachable / (rate * length))
         for _ in range(6):
             trial.dt = dt
-            flow = adjoint(trial, u).median(1).values
+            flow = adjoint(trial, u, elapsed=gaps).median(1).values
             peak, reach = float((flow / flow[0]).max()), float(flow[-1] / flow.max())
             if not math.isfinite(peak) or peak > EXPLODED:
                 exploded, dt = dt, dt / 4
@@ -308,3 +327,23 @@ def lem_cells(layer: Recurrent) -> list[LEMCell]:
     if len(cells) != len(layer.cells):
         raise ValueError(f"`layer` of lem.analysis must be made of LEM cells; got {layer.cell!r}.")
     return cells
+
+
+def certify_model(
+    model: SequenceModel,
+    u: Float[Tensor, "time batch input"],
+    value: Callable[[Tensor], Tensor],
+    elapsed: Float[Tensor, "time batch"] | None = None,
+) -> tuple[list[Certificate], Advice]:
+    """Certify every cell of a model that reads `u`, and advise on the first; `value` is what the gradient is of.
+
+    A model that reads the last output and the mean of all is certified by the way through the last output.
+    """
+    lem_cells(model.recurrent)
+    with torch.no_grad():
+        outputs, final = model.recurrent(u, elapsed=elapsed)
+    last = torch.cat(final[0][-2 if model.recurrent.bidirectional else -1 :].unbind(0), dim=-1).requires_grad_()
+    read = torch.cat([last, outputs.mean(0)], dim=-1) if model.pool == "both" else last
+    value(model.readout(read)).sum().backward()
+    found = certify_layers(model.recurrent, u, last.grad, elapsed)
+    return found, advise_dt(len(u), lem_cells(model.recurrent)[0], u, elapsed)

@@ -19,8 +19,9 @@ from lem.analysis.bounds import parts
 from lem.analysis.certificate import lem_cells
 from lem.atomic import save_figure
 from lem.extras import pyplot
+from lem.nn.cells.timing import seen_by_steps
 from lem.nn.recurrent import Recurrent
-from lem.shapes import Float, Int
+from lem.shapes import Float
 
 LOG_EDGES = np.logspace(-8, math.log10(2.0), 333)  # 40 bins a decade
 LINEAR_EDGES = np.linspace(0.0, 2.0, 401)
@@ -216,7 +217,9 @@ class Scales:
 
     gates: list[GateScales]
     sampling_interval: float | None = None
-    """Seconds between two steps, if known."""
+    """The time between two steps, or that of the usual step of a model with elapsed times, if known."""
+    time_unit: str = "s"
+    """What `sampling_interval` is given in."""
 
     def ranking(self, gate: int = 0) -> list[tuple[int, float]]:
         """Return (unit, time constant in steps) of one gate, the slowest first."""
@@ -261,9 +264,9 @@ class Scales:
         return "\n".join(lines)
 
     def duration(self, steps: float) -> str:
-        """Write a time constant in steps and, if the sampling interval is known, in seconds."""
-        seconds = "" if self.sampling_interval is None else f" = {steps * self.sampling_interval:.3g} s"
-        return f"{steps:.3g} steps{seconds}"
+        """Write a time constant in steps and, if the sampling interval is known, in its unit."""
+        given = self.sampling_interval
+        return f"{steps:.3g} steps" + ("" if given is None else f" = {steps * given:.3g} {self.time_unit}")
 
     def plot(self, path: str | Path) -> None:
         """Draw, for every gate, the histogram on both scales, the fitted tail and the units' spectra."""
@@ -305,10 +308,19 @@ class Scales:
 
 def time_scales(
     layer: Recurrent,
-    batches: Iterable[Tensor | tuple[Tensor, Int[Tensor, "batch"] | None]],
+    batches: Iterable[Tensor | tuple[Tensor | None, ...]],
     sampling_interval: float | None = None,
+    time_unit: str = "s",
 ) -> Scales:
-    """Run `layer` over `batches` (inputs, or pairs of inputs and lengths) and count every gate it takes.
+    """Run `layer` over `batches` and count every gate it takes.
+
+    A gate is counted as what it is for a step of the usual length, so 1 / gate is a time also where steps differ.
+
+    Args:
+        layer: a layer of LEM.
+        batches: inputs, or tuples of inputs, their lengths and their elapsed times, both of which may be None.
+        sampling_interval: the time between two steps, or that of the usual step where there are elapsed times.
+        time_unit: what it is given in.
 
     Examples:
         >>> import torch
@@ -332,16 +344,20 @@ def time_scales(
     try:
         with torch.no_grad():
             for batch in batches:
-                u, lengths = batch if isinstance(batch, tuple) else (batch, None)
-                _count(layer, u.transpose(0, 1) if layer.batch_first else u, lengths, directions, seen)
+                u, *timing = batch if isinstance(batch, tuple) else (batch,)
+                lengths, elapsed = (*timing, None, None)[:2]
+                assert u is not None
+                if layer.batch_first:
+                    u, elapsed = u.transpose(0, 1), None if elapsed is None else elapsed.T
+                _count(layer, u, lengths, elapsed, directions, seen)
     finally:
         layer.train(was_training)
     if not seen[0].count:
         raise ValueError("`batches` of time_scales must hold at least one sequence; got none.")
-    return Scales(seen, sampling_interval)
+    return Scales(seen, sampling_interval, time_unit)
 
 
-def _count(layer: Recurrent, u: Tensor, lengths: Tensor | None, directions: int, seen: list[GateScales]) -> None:
+def _count(layer: Recurrent, u: Tensor, lengths: Any, elapsed: Any, directions: int, seen: list[GateScales]) -> None:
     cells = lem_cells(layer)
     steps, batch = u.shape[:2]
     ends = torch.full((batch,), steps) if lengths is None else lengths
@@ -349,6 +365,12 @@ def _count(layer: Recurrent, u: Tensor, lengths: Tensor | None, directions: int,
     u = u.masked_fill(~inside[:, :, None].to(u.device), 0.0)
     # Row by row the same steps from its own end to its beginning: a backward cell then reads forwards.
     flip = (ends - 1 - torch.arange(steps)[:, None]).clamp_min(0).to(u.device)
+    gaps: list[Tensor] = []
+    if elapsed is not None:
+        for reverse in (False, True):
+            timed, _ = seen_by_steps(elapsed.to(u), None, lengths, reverse)
+            assert timed is not None
+            gaps.append(torch.take_along_dim(timed[..., 0], flip, 0) if reverse else timed[..., 0])
     for number in range(layer.num_layers):
         outputs = []
         for k in range(directions):
@@ -358,7 +380,7 @@ def _count(layer: Recurrent, u: Tensor, lengths: Tensor | None, directions: int,
             state, written = cell.init_state(batch), []
             for start in range(0, steps, CHUNK):
                 part, valid = read[start : start + CHUNK], inside[start : start + CHUNK]
-                y, after = cell.sequence(part, state)
+                y, after = cell.sequence(part, state, elapsed=gaps[k][start : start + CHUNK] if gaps else None)
                 taken = parts(cell, part, torch.cat([state[0][None], y[:-1]]))
                 for gate, values in zip(seen[2 * index :], (taken.dt_z, taken.dt_y)):
                     gate.add(values[valid.to(values.device)])

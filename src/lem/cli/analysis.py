@@ -52,9 +52,9 @@ def _certify(options: argparse.Namespace) -> int:
     if Path(options.target).suffix == ".safetensors":
         from lem.timeseries.inspection import certify_predictor
 
-        predictor, X = _model_and_series("certify", Path(options.target), options.data)
+        predictor, data = _model_and_series("certify", Path(options.target), options.data)
         path = options.figure or Path(options.target).with_suffix(".certificate.png")
-        return _show_certificates(*certify_predictor(predictor, X, options.rows), path)
+        return _show_certificates(*certify_predictor(predictor, data.X, options.rows, data.times), path)
     if options.data is not None:
         raise ValueError(f"lem certify takes DATA after a model file only; got {options.target}.")
     if (Path(options.target) / "recipe.toml").is_file():
@@ -89,7 +89,7 @@ def _model_and_series(command: str, model: Path, data: Path | None) -> tuple[Any
     if data is None:
         raise ValueError(f"lem {command} MODEL DATA needs a file of series after the model file.")
     predictor = Predictor.load(model)
-    return predictor, read_for(predictor, data, say=say).X
+    return predictor, read_for(predictor, data, say=say)
 
 
 def _scales(options: argparse.Namespace) -> int:
@@ -98,7 +98,8 @@ def _scales(options: argparse.Namespace) -> int:
             raise ValueError("--clip of lem scales is for run folders.")
         from lem.timeseries.inspection import predictor_scales
 
-        scales = predictor_scales(*_model_and_series("scales", options.run, options.data), options.interval)
+        predictor, data = _model_and_series("scales", options.run, options.data)
+        scales = predictor_scales(predictor, data.X, options.interval, data.times)
         print(scales)
         path = options.figure or options.run.with_suffix(".scales.png")
         scales.plot(path)

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lem.analysis.certificate import Advice, Certificate, advise_dt, certify_layers, lem_cells
+from lem.analysis import certificate
+from lem.analysis.certificate import Advice, Certificate, advise_dt, lem_cells
 from lem.analysis.timescales import Scales, clip_ablation, time_scales
 from lem.experiments.runner import Recipe, build_model
 from lem.nn.cells import LEMCell
@@ -29,13 +30,10 @@ def certify_model(model: SequenceModel, task: Task, rows: int = 4) -> tuple[list
     with torch.no_grad():
         u, lengths = model.encode(batch.inputs, batch.lengths)
         steps = len(u) if lengths is None else int(lengths.min())
-        u = u[:steps]
-        final = model.recurrent(u)[1][0]
-    last = torch.cat(final[-2 if model.recurrent.bidirectional else -1 :].unbind(0), dim=-1).requires_grad_()
+        u, elapsed = u[:steps], batch.timing.get("elapsed")
+        elapsed = None if elapsed is None else elapsed[:steps]
     targets = batch.targets[steps - 1] if task.every_step else batch.targets
-    LOSSES[task.loss](model.readout(last), targets).sum().backward()
-    certificates = certify_layers(model.recurrent, u, last.grad)
-    return certificates, advise_dt(steps, lem_cells(model.recurrent)[0], u)
+    return certificate.certify_model(model, u, lambda answer: LOSSES[task.loss](answer, targets), elapsed)
 
 
 def default_search(recipe: Recipe, task: Task) -> dict[str, dict[str, Any]]:
@@ -50,7 +48,8 @@ def default_search(recipe: Recipe, task: Task) -> dict[str, dict[str, Any]]:
         batch = task.train.batch(0, 8)
         with torch.no_grad():
             u, lengths = model.encode(batch.inputs, batch.lengths)
-        advice = advise_dt(len(u) if lengths is None else int(lengths.min()), cell, u)
+        steps = len(u) if lengths is None else int(lengths.min())
+        advice = advise_dt(steps, cell, u, batch.timing.get("elapsed"))
         search["model.dt"] = {"low": float(f"{advice.low:.2g}"), "high": float(f"{advice.high:.2g}"), "log": True}
     return search
 
@@ -58,10 +57,10 @@ def default_search(recipe: Recipe, task: Task) -> dict[str, dict[str, Any]]:
 def model_scales(model: SequenceModel, split: Split, batch_size: int, sampling_interval: float | None = None) -> Scales:
     """Count the gates of a model over a split."""
 
-    def batches() -> Iterator[tuple[Tensor, Tensor | None]]:
+    def batches() -> Iterator[tuple[Tensor | None, ...]]:
         for step in range(split.steps(batch_size)):
             batch = split.batch(step, batch_size)
-            yield model.encode(batch.inputs, batch.lengths)
+            yield *model.encode(batch.inputs, batch.lengths), batch.timing.get("elapsed")
 
     return time_scales(model.recurrent, batches(), sampling_interval)
 

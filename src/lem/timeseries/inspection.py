@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lem.analysis.certificate import Advice, Certificate, advise_dt, certify_layers, lem_cells
+from lem.analysis.certificate import Advice, Certificate, certify_model, lem_cells
 from lem.analysis.timescales import GateScales, Scales, parts, time_scales
 from lem.nn.cells import LEMCell
 from lem.nn.model import SequenceModel
 from lem.timeseries.answering import schema_of
 from lem.timeseries.frozen import Frozen
 from lem.timeseries.predictor import Predictor
-from lem.timeseries.series import Series, as_series
+from lem.timeseries.series import Series
 
 BATCH = 64
 
@@ -29,25 +29,30 @@ def trained_model(predictor: Predictor) -> SequenceModel:
     return model
 
 
-def predictor_scales(predictor: Predictor, X: Any, interval: float | None = None) -> Scales:
+def predictor_scales(predictor: Predictor, X: Any, interval: float | None = None, times: Any = None) -> Scales:
     """Count the gates of a model over series.
 
-    The interval between two steps is that of the training data by default. Of frozen features the gates of all groups
-    on the series, and of all groups on local kernels, are counted together.
+    The interval between two steps is that of the training data by default, or the time that a model with `times` counts
+    as one step. Of frozen features the gates of all groups on the series, and of all groups on local kernels, are
+    counted together.
     """
-    series, schema = as_series(X, "the model", predictor.missing), schema_of(predictor)
+    series, schema, clock = predictor.read(X, times), schema_of(predictor), predictor.clock
+    predictor.check(series)
     if interval is None and schema is not None and schema.time_kind in ("datetime", "duration"):
         interval = schema.interval
+    unit = "of the times' unit" if clock is not None and clock.kind == "number" and interval is None else "s"
+    interval = clock.unit if clock is not None and interval is None else interval
     if isinstance(predictor.model, Frozen):
         return _frozen_scales(predictor, predictor.model, series, interval)
     model = trained_model(predictor)
     lem_cells(model.recurrent)
 
-    def batches() -> Iterator[tuple[Tensor, Tensor | None]]:
+    def batches() -> Iterator[tuple[Tensor | None, ...]]:
         for start in range(0, len(series.lengths), BATCH):
-            yield model.encode(*_inputs(predictor, series, slice(start, start + BATCH)))
+            u, lengths, elapsed = _inputs(predictor, series, slice(start, start + BATCH))
+            yield *model.encode(u, lengths), elapsed
 
-    return time_scales(model.recurrent, batches(), interval)
+    return time_scales(model.recurrent, batches(), interval, unit)
 
 
 @torch.inference_mode()
@@ -63,7 +68,7 @@ def _frozen_scales(predictor: Predictor, model: Frozen, series: Series, interval
         for gate in ("dt_z", "dt_y")
     }
     for start in range(0, len(series.lengths), BATCH):
-        u, lengths = _inputs(predictor, series, slice(start, start + BATCH))
+        u, lengths, _ = _inputs(predictor, series, slice(start, start + BATCH))
         ends = torch.full((u.shape[1],), len(u)) if lengths is None else lengths
         inside = torch.arange(len(u))[:, None] < ends
         taken: dict[tuple[str, str], list[Tensor]] = {key: [] for key in seen}
@@ -78,30 +83,37 @@ def _frozen_scales(predictor: Predictor, model: Frozen, series: Series, interval
     return Scales(list(seen.values()), interval)
 
 
-def certify_predictor(predictor: Predictor, X: Any, rows: int = 4) -> tuple[list[Certificate], Advice]:
+def certify_predictor(
+    predictor: Predictor, X: Any, rows: int = 4, times: Any = None
+) -> tuple[list[Certificate], Advice]:
     """Certify every LEM cell of a model on the first series, cut to the shortest of them.
 
     The gradient is that of the log probability of the predicted class, or of the sum of the predicted numbers.
     """
     model = trained_model(predictor).eval()
     lem_cells(model.recurrent)
-    inputs, lengths = _inputs(predictor, as_series(X, "the model", predictor.missing), slice(0, rows))
+    series = predictor.read(X, times)
+    predictor.check(series)
+    inputs, lengths, elapsed = _inputs(predictor, series, slice(0, rows))
     with torch.no_grad():
         u, lengths = model.encode(inputs, lengths)
-        steps = len(u) if lengths is None else int(lengths.min())
-        u = u[:steps]
-        outputs, final = model.recurrent(u)
-        mean = outputs.mean(0)
-    last = torch.cat(final[0][-2 if model.recurrent.bidirectional else -1 :].unbind(0), dim=-1).requires_grad_()
-    # A readout of the last output and the mean of all: the certificate follows the last output.
-    read = model.readout(last if model.readout.in_features == last.shape[-1] else torch.cat([last, mean], dim=-1))
-    value = torch.log_softmax(read, dim=-1).max(-1).values if predictor.kind == "classifier" else read.sum(-1)
-    value.sum().backward()
-    return certify_layers(model.recurrent, u, last.grad), advise_dt(steps, lem_cells(model.recurrent)[0], u)
+    steps = len(u) if lengths is None else int(lengths.min())
+
+    def value(read: Tensor) -> Tensor:
+        return torch.log_softmax(read, dim=-1).max(-1).values if predictor.kind == "classifier" else read.sum(-1)
+
+    return certify_model(model, u[:steps], value, None if elapsed is None else elapsed[:steps])
 
 
-def _inputs(predictor: Predictor, series: Series, rows: slice) -> tuple[Tensor, Tensor | None]:
-    """Return standardised series (time, batch, channel) and their lengths, None if all are equal."""
+def _inputs(predictor: Predictor, series: Series, rows: slice) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return standardised series (time, batch, channel), their lengths (None if all are equal) and elapsed times."""
     lengths = torch.from_numpy(series.lengths[rows])
-    u = torch.from_numpy(series.values[rows, : int(lengths.max())]).transpose(0, 1).to(predictor.mean.device)
-    return predictor.standardise(u), None if bool((lengths == lengths.max()).all()) else lengths
+    longest = int(lengths.max())
+    arrays = (series.values, series.elapsed)
+    u, elapsed = (
+        None if a is None else torch.from_numpy(a[rows, :longest]).transpose(0, 1).to(predictor.mean.device)
+        for a in arrays
+    )
+    assert u is not None
+    x = predictor.standardise(u)
+    return x, None if bool((lengths == longest).all()) else lengths, None if elapsed is None else elapsed.to(x.dtype)

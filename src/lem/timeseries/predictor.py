@@ -172,13 +172,7 @@ class Predictor(nn.Module):
     @torch.inference_mode()
     def answers(self, series: Series) -> np.ndarray:
         """Answer a set of series, in batches: probabilities, targets or forecasts, sample first."""
-        if series.values.shape[2] != self.channels:
-            raise ValueError(
-                f"`X` of the {self.kind} must have {self.channels} channels, as in fit; got {series.values.shape[2]}."
-            )
-        if (series.elapsed is None) != (self.clock is None):
-            must = "must be given: the model was fitted with times" if self.clock else "must be None, as in fit"
-            raise ValueError(f"`times` of the {self.kind} {must}.")
+        self.check(series)
         if isinstance(self.model, Frozen):
             return in_batches(self, series)
         if isinstance(self.model, SegmentNetwork):
@@ -202,6 +196,16 @@ class Predictor(nn.Module):
         """Read series, and the times of their observations for a model fitted with times."""
         series = as_series(X, type(self).__name__, self.missing)
         return series if times is None else with_times(series, times, type(self).__name__, self.clock)[0]
+
+    def check(self, series: Series) -> None:
+        """Raise if series lack the channels or the times that the model was fitted with."""
+        if series.values.shape[2] != self.channels:
+            raise ValueError(
+                f"`X` of the {self.kind} must have {self.channels} channels, as in fit; got {series.values.shape[2]}."
+            )
+        if (series.elapsed is None) != (self.clock is None):
+            must = "must be given: the model was fitted with times" if self.clock else "must be None, as in fit"
+            raise ValueError(f"`times` of the {self.kind} {must}.")
 
     def predict(self, X: Any, times: Any = None) -> np.ndarray:
         """Return the label, the targets or the forecast of each series."""
