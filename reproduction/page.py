@@ -1,7 +1,11 @@
 """The page `docs/reproduction.md` and the README's excerpt of it."""
 
+import statistics
+
 from lem.experiments.report import Group, run_notes
-from reproduction.tables import COLUMNS, Table, paper_tables, read_paper, recipe_cell
+from lem.readable import format_duration, format_score
+from lem.training.metrics import METRICS
+from reproduction.tables import COLUMNS, Row, Table, paper_tables, read_paper, recipe_cell
 
 
 def write_page(groups: list[Group]) -> str:
@@ -19,6 +23,10 @@ def write_page(groups: list[Group]) -> str:
         f"line of the results. {sum(row.ours is not None for row in rows)} of {len(rows)} rows have a score.",
         "",
         "## In short",
+        "",
+        *overview(tables),
+        "",
+        "Of several recipes of LEM, and of the other models, the one with the best validation score is shown.",
         "",
         read_paper()["summary"].strip(),
     ]
@@ -42,6 +50,35 @@ def write_page(groups: list[Group]) -> str:
         lines += ["", "## Notes of the runs", ""]
         lines += [f"- {', '.join(sorted(names))}: {note}" for note, names in sorted(notes.items())]
     return "\n".join(lines) + "\n"
+
+
+def overview(tables: list[Table]) -> list[str]:
+    """Return a table with one line a task: the paper's LEM, ours, and the best of the other models here."""
+    lines = [
+        "| task | the paper's LEM | LEM here | best other model here | epochs | seeds | time a run |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for table in tables:
+        ran = [(row, row.ours) for row in table.rows if row.ours is not None]
+        lem = [(row, ours) for row, ours in ran if ours.recipe.model["cell"].startswith("lem")]
+        if not lem:
+            continue
+        papers = [row for row in table.rows if row.of_the_paper and row.printed["model"] == "LEM"]
+        paper = format_score(papers[0].printed["score"]) if papers else "-"
+        _, ours = best(table, lem)
+        other = "missing"
+        if others := [pair for pair in ran if pair not in lem]:
+            row, group = best(table, others)
+            other = f"{row.printed['model']}, {group.score()}"
+        epochs, spent = ours.results[0]["epochs"], format_duration(ours.seconds())
+        lines.append(f"| {table.title} | {paper} | {ours.score()} | {other} | {epochs} | {len(ours.runs)} | {spent} |")
+    return lines
+
+
+def best(table: Table, rows: list[tuple[Row, Group]]) -> tuple[Row, Group]:
+    """Return the row with the best validation score: the test scores choose nothing."""
+    sign = 1 if METRICS[table.metric].higher_is_better else -1
+    return max(rows, key=lambda pair: sign * statistics.fmean(result["valid"] for result in pair[1].results))
 
 
 EXCERPT = "| task | model | paper | here | seeds |"

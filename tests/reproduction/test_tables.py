@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from reproduction.figures import draw_comparisons, draw_table
-from reproduction.page import EXCERPT, renew_excerpt, write_page
+from reproduction.page import EXCERPT, overview, renew_excerpt, write_page
 from reproduction.results import read_results
 from reproduction.tables import PAPER, paper_tables
 
@@ -42,7 +42,7 @@ def test_the_papers_tables_are_complete_and_ours_stand_beside_them(runs):
     assert rows == [8, 8, 8, 9, 6, 7, 0, 7, 8, 8, 6, 0, 0]
     text = write_page(groups)
     assert "1 of 75 rows have a score" in text
-    opening = text.partition("## sMNIST")[0]
+    opening, _, rest = text.partition("## sMNIST")
     assert tomllib.loads(PAPER.read_text())["summary"].strip() in opening.partition("## In short")[2]
     lines = [line for line in text.splitlines() if line.startswith("| LEM |")]
     assert len(lines) == 10  # nine tables of the paper, and long pulse
@@ -52,7 +52,7 @@ def test_the_papers_tables_are_complete_and_ours_stand_beside_them(runs):
     eigenworms = len(tables["EigenWorms"].rows) + len(tables["EigenWorms, variants"].rows)
     assert text.count("| data not available here, recipe ready |") == eigenworms
     own = sum(not row.of_the_paper for table in tables.values() for row in table.rows)
-    assert text.count("| missing |") == 74 - eigenworms + own
+    assert rest.count("| missing |") == 74 - eigenworms + own
     assert "| `adding/short` with " in text.partition("## Other runs")[2]
 
 
@@ -86,6 +86,24 @@ def test_a_row_of_one_length_takes_only_runs_of_that_length(tmp_path):
     found = {row.printed["model"]: row.ours for row in table.rows if row.ours is not None}
     assert list(found) == ["LEM, N = 5000"]
     assert found["LEM, N = 5000"].recipe.task["length"] == 5000
+
+
+def test_the_overview_chooses_recipes_by_validation():
+    """Of two recipes of LEM the one with the better validation score stands there, even if its test score is worse."""
+    groups = [group for group in group_runs(read_results()) if group.recipe.name.startswith("fitzhugh_nagumo/lem")]
+    tables = [table for table in paper_tables(groups) if table.title == "FitzHugh-Nagumo"]
+    rows = {row.printed["recipe"]: row.ours for row in tables[0].rows if row.ours is not None}
+    tuned, plain = rows["fitzhugh_nagumo/lem-tuned"], rows["fitzhugh_nagumo/lem"]
+    *_, line = overview(tables)
+    assert line.startswith(f"| FitzHugh-Nagumo | 0.002 | {tuned.score()} | missing | 400 | 5 |")
+    for run in tuned.runs:
+        run.result["test"] = 9.0
+    *_, line = overview(tables)
+    assert "| 9 ± 0 |" in line
+    for run in tuned.runs:
+        run.result["valid"] = 9.0
+    *_, line = overview(tables)
+    assert plain.score() in line
 
 
 def test_three_seeds_have_a_median(tmp_path):
