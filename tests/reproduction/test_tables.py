@@ -96,12 +96,12 @@ def test_the_overview_chooses_recipes_by_validation():
     tuned, plain = rows["fitzhugh_nagumo/lem-tuned"], rows["fitzhugh_nagumo/lem"]
     *_, line = overview(tables)
     assert line.startswith(f"| FitzHugh-Nagumo | 0.002 | {tuned.score()} | missing | 400 | 5 |")
-    for run in tuned.runs:
-        run.result["test"] = 9.0
+    for one in tuned.runs:
+        one.result["test"] = 9.0
     *_, line = overview(tables)
     assert "| 9 ± 0 |" in line
-    for run in tuned.runs:
-        run.result["valid"] = 9.0
+    for one in tuned.runs:
+        one.result["valid"] = 9.0
     *_, line = overview(tables)
     assert plain.score() in line
 
