@@ -1,14 +1,16 @@
 """Run small fits of other libraries with LEM in the LSTM's place: `make peers`, or `python tools/peers.py NAME ...`.
 
-Each library gets an environment of its own in build/peers, on top of the one that runs this program, so that torch and
-this library stay what they are. The environment is deleted afterwards. What was seen is written to tools/peers.json,
-and the table of docs/peers.md is made from it; a library that was not run is said to be so.
+Each library gets an environment of its own in a temporary folder, on top of the one that runs this program, so that
+torch and this library stay what they are. It is deleted afterwards, unless `--environments FOLDER` names a folder to
+keep it in for the next run. What was seen is written to tools/peers.json, and the table of docs/peers.md is made from
+it; a library that was not run is said to be so.
 """
 
 import argparse
 import datetime
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -46,6 +48,11 @@ def count(module: Any) -> int:
     return found
 
 
+def adapter(file: str, name: str) -> Any:
+    """Return a class of examples/adapters."""
+    return runpy.run_path(str(ROOT / "examples" / "adapters" / file))[name]
+
+
 def waves(rows: int = 64, steps: int = 40) -> Any:
     """Noisy sines of two frequencies, (rows, steps, 1), and which of the two each row has."""
     import numpy as np
@@ -80,6 +87,7 @@ def skorch() -> str:
     from sklearn.model_selection import GridSearchCV
     from skorch import NeuralNetClassifier
 
+    torch.manual_seed(0)
     x, y = waves()
     net = NeuralNetClassifier(
         type(classifier()), max_epochs=25, batch_size=16, optimizer=torch.optim.Adam,
@@ -168,7 +176,7 @@ def opacus() -> str:
     from torch.func import functional_call, grad, vmap
 
     torch.manual_seed(0)
-    x, y = (torch.as_tensor(a) for a in waves())
+    x, y = (torch.as_tensor(a) for a in waves(512, 16))
     model = classifier()
     count(model)
     criterion = torch.nn.functional.cross_entropy
@@ -187,29 +195,31 @@ def opacus() -> str:
         criterion(model(x[i : i + 1]), y[i : i + 1]).backward()
         for name, p in model.named_parameters():
             torch.testing.assert_close(found[name][i], p.grad, rtol=1e-4, atol=1e-6)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=128)
     engine = PrivacyEngine()
     private, optimiser, loader = engine.make_private(
         module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.3),
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.02),
         data_loader=loader,
-        noise_multiplier=0.05,
+        noise_multiplier=1.0,
         max_grad_norm=1.0,
         grad_sample_mode="no_op",
     )
     before = criterion(private(x), y).item()
-    for _ in range(15):
+    for _ in range(30):
         for rows, labels in loader:
-            if not len(rows):
-                continue
             optimiser.zero_grad()
             found = samples(rows, labels)
             for name, p in model.named_parameters():
                 p.grad_sample = found[name]
             optimiser.step()
     after = criterion(private(x), y).item()
-    assert after < before, (before, after)
-    return f"private training, grad_sample_mode='no_op' with torch.func (loss {before:.2f} to {after:.2f})"
+    assert after < 0.5 * before, (before, after)
+    epsilon = engine.get_epsilon(delta=1e-3)
+    return (
+        f"private training, grad_sample_mode='no_op' with torch.func (loss {before:.2f} to {after:.2f}, "
+        f"epsilon {epsilon:.0f} at delta 0.001)"
+    )
 
 
 def sb3_contrib() -> str:
@@ -231,29 +241,58 @@ def sb3_contrib() -> str:
 
 
 def torchrl() -> str:
-    """LSTMModule, one step at a time and over a sequence with episodes that begin inside it."""
+    """LSTMModule trained on rows in which episodes begin, and the subclass of examples/adapters beside it."""
     import torch
     from tensordict import TensorDict
 
+    keys = {"in_keys": ["x", "h", "c"], "out_keys": ["y", ("next", "h"), ("next", "c")]}
+    random = torch.Generator().manual_seed(0)
+    rows, steps = 32, 12
+    begins = torch.rand(rows, steps, generator=random) < 0.2
+    begins[:, 0] = True
+    cues = torch.randint(2, (rows, steps), generator=random) * 2.0 - 1.0
+    last = torch.where(begins, torch.arange(steps), 0).cummax(1).values  # where the episode of each step begins
+    target = cues.gather(1, last)
+    given = TensorDict(
+        {"x": (cues * begins)[..., None], "is_init": begins[..., None]}
+        | {key: torch.zeros(rows, steps, 1, 8) for key in ("h", "c")},
+        [rows, steps],
+    )
     with everywhere():
         from torchrl.modules import LSTMModule, set_recurrent_mode
 
-        from lem import LEM
+        torch.manual_seed(0)
+        module = LSTMModule(input_size=1, hidden_size=8, **keys)
+        count(module)
+        optimiser, losses = torch.optim.Adam(module.parameters(), lr=0.03), []
+        for _ in range(60):
+            with set_recurrent_mode(True):
+                found = module(given.clone())["y"]
+            loss = (found[..., 0] - target).square().mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.2 * losses[0], losses
+        with torch.no_grad():
+            stepped, one = [], given[:, 0].clone()
+            for t in range(steps):
+                one.update(given[:, t].select("x", "is_init"))
+                module(one)
+                stepped.append(one["y"])
+                one["h"], one["c"] = one["next", "h"], one["next", "c"]
+        torch.testing.assert_close(torch.stack(stepped, 1), module_answer(module, given), rtol=1e-5, atol=1e-5)
+    ours = adapter("torchrl_module.py", "LEMModule")(module.lstm, **keys)
+    torch.testing.assert_close(module_answer(ours, given), torch.stack(stepped, 1), rtol=1e-5, atol=1e-5)
+    return f"LSTMModule over sequences with resets (loss {losses[0]:.2f} to {losses[-1]:.2f}), one step at a time"
 
-        module = LSTMModule(
-            lstm=LEM(3, 8, batch_first=True), in_keys=["x", "h", "c"], out_keys=["y", ("next", "h"), ("next", "c")]
-        )
-        u = torch.randn(2, 5, 3)
-        begins = torch.zeros(2, 5, 1, dtype=torch.bool)
-        begins[:, 0] = begins[1, 2] = True
-        zeros = torch.zeros(2, 5, 1, 8)
-        with set_recurrent_mode(True):
-            given = TensorDict({"x": u, "is_init": begins, "h": zeros, "c": zeros}, [2, 5])
-            found = module(given)["y"]
-    count(module)
-    expected, _ = module.lstm(u, resets=begins[..., 0] & (torch.arange(5) > 0))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    return "LSTMModule over sequences with resets"
+
+def module_answer(module: Any, given: Any) -> Any:
+    import torch
+    from torchrl.modules import set_recurrent_mode
+
+    with torch.no_grad(), set_recurrent_mode(True):
+        return module(given.clone())["y"]
 
 
 def neuralforecast() -> str:
@@ -277,8 +316,10 @@ def neuralforecast() -> str:
 def darts() -> str:
     """BlockRNNModel and RNNModel: fit, predict, save, to_onnx."""
     import numpy as np
+    import torch
     from darts import TimeSeries
     from darts.models import BlockRNNModel, RNNModel
+    from onnxruntime import InferenceSession
 
     series = TimeSeries.from_values(np.sin(np.arange(200, dtype=np.float32) / 5))
     quiet = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
@@ -299,8 +340,15 @@ def darts() -> str:
             inner = model.model
             inner.to_onnx = lambda inner=inner, **given: type(inner).to_onnx(inner, **{**given, "dynamo": True})
             model.to_onnx(f"{folder}/model.onnx")
-            assert Path(f"{folder}/model.onnx").exists()
-    return ", ".join(done) + ": fit, predict, save; to_onnx with dynamo=True put in for Darts' dynamo=False"
+            x = torch.randn(1, *inner.train_sample_shape[0])
+            found, *_ = InferenceSession(f"{folder}/model.onnx").run(None, {"x_past": x.numpy()})
+            with torch.no_grad():
+                answer = inner.eval()((x, None, None))
+            np.testing.assert_allclose(found, answer[0] if isinstance(answer, tuple) else answer, atol=1e-5)
+    return (
+        ", ".join(done)
+        + ": fit, predict, save; to_onnx with dynamo=True put in for Darts' dynamo=False, equal in onnxruntime"
+    )
 
 
 def gluonts() -> str:
@@ -362,47 +410,44 @@ def sktime() -> str:
 
 
 def pytorch_forecasting() -> str:
-    """DeepAR with the subclass of docs/replace-your-lstm.md."""
+    """DeepAR and TFT with the subclass of examples/adapters."""
+    import lightning as L
     import numpy as np
     import pandas as pd
-    import torch
-    from pytorch_forecasting import DeepAR, TimeSeriesDataSet
-    from pytorch_forecasting.layers import _recurrent
-    from pytorch_forecasting.models import deepar
+    from pytorch_forecasting import DeepAR, TemporalFusionTransformer, TimeSeriesDataSet
 
-    from lem import LEM
-
-    del _recurrent
-
-    class Layer(LEM):
-        """What pytorch-forecasting asks of a layer besides nn.LSTM's interface."""
-
-        def handle_no_encoding(self, hidden_state: Any, no_encoding: Any, initial: Any) -> Any:
-            return tuple(torch.where(no_encoding, first, last) for first, last in zip(initial, hidden_state))
-
-        def init_hidden_state(self, x: Any) -> Any:
-            rows = x.shape[0] if self.batch_first else x.shape[1]
-            return tuple(x.new_zeros(len(self.cells), rows, self.hidden_size) for _ in range(2))
-
+    Layer = adapter("pytorch_forecasting_layer.py", "Layer")
     frame = pd.DataFrame(
         {"t": np.tile(np.arange(80), 2), "group": np.repeat(["a", "b"], 80), "value": np.sin(np.arange(160) / 5)}
     )
-    data = TimeSeriesDataSet(
-        frame, time_idx="t", target="value", group_ids=["group"], max_encoder_length=20, max_prediction_length=5,
-        time_varying_unknown_reals=["value"],
-    )  # fmt: skip
-    import lightning as L
-
-    del deepar
-    model = DeepAR.from_dataset(data, learning_rate=0.03, hidden_size=10)
-    model.rnn = Layer(model.rnn.input_size, 10, model.rnn.num_layers, dropout=0.0, batch_first=True)
-    trainer = L.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
-        enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(model, data.to_dataloader(batch_size=16))
-    count(model)
-    return "DeepAR with an 8-line subclass"
+    done = []
+    for kind, names, least in (
+        (DeepAR, ["rnn"], 1),
+        (TemporalFusionTransformer, ["lstm_encoder", "lstm_decoder"], 0),
+    ):
+        data = TimeSeriesDataSet(
+            frame, time_idx="t", target="value", group_ids=["group"], min_encoder_length=least, max_encoder_length=20,
+            max_prediction_length=5, time_varying_unknown_reals=["value"],
+        )  # fmt: skip
+        L.seed_everything(0)
+        model = kind.from_dataset(data, learning_rate=0.01, hidden_size=10)
+        for name in names:
+            theirs = getattr(model, name)
+            setattr(model, name, Layer(theirs.input_size, 10, theirs.num_layers, batch_first=True))
+        trainer = L.Trainer(
+            max_epochs=6, accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
+            enable_model_summary=False,
+        )  # fmt: skip
+        loader = data.to_dataloader(batch_size=16)
+        before = trainer.validate(model, loader, verbose=False)[0]["val_loss"]
+        trainer.fit(model, loader)
+        after = trainer.validate(model, loader, verbose=False)[0]["val_loss"]
+        count(model)
+        assert after < before, (before, after)
+        quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+        assert model.predict(loader, trainer_kwargs=quiet).isfinite().all()
+        done.append(f"{kind.__name__} (loss {before:.2f} to {after:.2f})")
+    return ", ".join(done) + ", with a subclass of LEM"
 
 
 PEERS: dict[str, tuple[list[str], Callable[[], str]]] = {
@@ -435,30 +480,29 @@ def run(name: str) -> dict[str, Any]:
     return {"works": works, "seen": seen, "versions": versions}
 
 
-def in_an_environment(name: str) -> dict[str, Any]:
-    """Build an environment for one library, run its fits there, and delete the environment."""
-    folder = ROOT / "build" / "peers" / name
-    shutil.rmtree(folder, ignore_errors=True)
-    venv.create(folder, with_pip=False, symlinks=True)
-    inside = next((folder / "lib").glob("python*")) / "site-packages"
-    (inside / "base.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    python = str(folder / "bin" / "python")
-    constraint = folder / "constraints.txt"
-    constraint.write_text("torch==2.13.0\n")
+def in_an_environment(name: str, folder: Path) -> dict[str, Any]:
+    """Run the fits of one library in its environment in a folder; build the environment if it is not there."""
+    python, ready = str(folder / "bin" / "python"), folder / "packages.txt"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
-    try:
+    if not ready.exists() or ready.read_text().split() != PEERS[name][0]:
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=False, symlinks=True)
+        inside = next((folder / "lib").glob("python*")) / "site-packages"
+        (inside / "base.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+        constraint = folder / "constraints.txt"
+        constraint.write_text("torch==2.13.0\n")
         install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(constraint)]
         done = subprocess.run([*install, *PEERS[name][0]], text=True, capture_output=True)
         if done.returncode:
             return {"date": today, "works": False, "seen": f"cannot be installed: {done.stderr.strip()[-200:]}"}
-        answer = folder / "answer.json"
-        done = subprocess.run([python, __file__, "--inside", str(answer), name], env=environment)
-        if not answer.exists():
-            return {"date": today, "works": False, "seen": f"ended with status {done.returncode}"}
-        return {"date": today, **json.loads(answer.read_text())}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        ready.write_text("\n".join(PEERS[name][0]))
+    answer = folder / "answer.json"
+    answer.unlink(missing_ok=True)
+    done = subprocess.run([python, __file__, "--inside", str(answer), name], env=environment, cwd=folder)
+    if not answer.exists():
+        return {"date": today, "works": False, "seen": f"ended with status {done.returncode}"}
+    return {"date": today, **json.loads(answer.read_text())}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -480,6 +524,7 @@ def table(results: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="libraries; all if none is given")
+    parser.add_argument("--environments", type=Path, help="where to keep the environments; default: they are deleted")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
@@ -487,7 +532,8 @@ def main() -> int:
         return 0
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in options.names or PEERS:
-        results[name] = in_an_environment(name)
+        with tempfile.TemporaryDirectory() as temporary:
+            results[name] = in_an_environment(name, (options.environments or Path(temporary)).resolve() / name)
         print(f"{name}: {'works' if results[name]['works'] else 'fails'}: {results[name]['seen']}", flush=True)
         RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     head = PAGE.read_text().partition(MARK)[0]
