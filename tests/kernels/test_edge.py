@@ -54,6 +54,7 @@ def wrong(value):
         if dtype != value.dtype:
             yield str(dtype), value.to(dtype)
     yield "sparse", value.to_sparse()
+    yield "meta", value.to("meta")
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])

@@ -186,8 +186,14 @@ Called with the input, the widths of y and z, `keep`, `segment`, and whether the
 """
 
 
+def _no_meta(operator: str, *given: Any) -> None:
+    if any(isinstance(x, Tensor) and x.device.type == "meta" for x in given):  # a fake tensor names a real device
+        raise ValueError(f"tensors of {operator} must not be on the meta device: they have no values.")
+
+
 @torch.library.register_fake("lem::sequence")
 def _forward_shapes(u: Tensor, weight_u: Tensor, weight_y: Tensor, weight_z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    _no_meta("lem::sequence", u, weight_u, weight_y, weight_z, *rest)
     keep, segment = rest[8:10]
     (steps, batch), (d_y, d_z) = u.shape[:2], weight_z.shape
     paced = len(rest) > 10 and rest[10] is not None and len(weight_y) != d_z
@@ -248,10 +254,10 @@ def _backward(
 def _backward_shapes(
     grad_out: Tensor | None, grad_y_n: Tensor | None, grad_z_n: Tensor | None, u: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
+    _no_meta("lem::sequence_backward", grad_out, grad_y_n, grad_z_n, u, *rest)
     weights, (input_gradient, *times) = rest[:6], rest[_ALL + 1 :]
     elapsed, _, y_start, z_start, elapsed_gradient = (times + [None] * 5)[:5]
-    like = [u if input_gradient else None, *weights, elapsed if elapsed_gradient else None]
-    like += [y_start, z_start]
+    like = [u if input_gradient else None, *weights, elapsed if elapsed_gradient else None, y_start, z_start]
     return tuple(u.new_empty(0) if x is None else x.new_empty(x.shape) for x in like)
 
 
