@@ -19,6 +19,7 @@ from lem.atomic import write_atomically
 from lem.environment import environment
 from lem.timeseries import export
 from lem.timeseries.predictor import Predictor
+from lem.timeseries.selftest import ALLOWED
 
 ROUNDS, BATCH, STEPS, CHANNELS = 7, 32, 1000, 3
 RESULTS = Path(__file__).parent / "results" / "export.json"
@@ -48,7 +49,7 @@ def main():
             written = export.export(model, to, Path(folder) / name, portable=portable)
             runs[name] = export.EXPORTS[to][1](written)
         for name, run in runs.items():
-            assert np.abs(run(series) - library(series)).max() < export.ALLOWED, name
+            assert np.abs(run(series) - library(series)).max() < ALLOWED, name
         times = {name: [] for name in runs}
         for _ in range(ROUNDS):
             for name, run in runs.items():

@@ -82,7 +82,8 @@ def test_any_value_in_a_model_file_is_taken_or_refused(tmp_path, key, inner, val
     from safetensors import safe_open
     from safetensors.torch import load, save
 
-    from lem.timeseries.predictor import Predictor, _digest
+    from lem.timeseries.model_file import file_digest
+    from lem.timeseries.predictor import Predictor
 
     path = tmp_path / "model.safetensors"
     content = READERS["model"][2]()
@@ -96,7 +97,7 @@ def test_any_value_in_a_model_file_is_taken_or_refused(tmp_path, key, inner, val
         config[key] = value
     metadata["config"] = json.dumps(config)
     tensors = load(content)
-    metadata["sha256"] = _digest(metadata, tensors)
+    metadata["sha256"] = file_digest(metadata, tensors)
     path.write_bytes(save(tensors, metadata=metadata))
     try:
         model = Predictor.load(path)

@@ -1,8 +1,10 @@
 """Errors that name options in the words of the interface they are reached through."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from lem.spelling import nearest
 
 Option = Callable[..., str]
 """Writes an option: `option("series")` names it, `option("series", "pump")` sets it."""
@@ -24,6 +26,15 @@ class InputError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.command_line)
+
+
+def check_choice(owner: str | None, name: str, value: Any, known: Iterable[str | None]) -> None:
+    """Raise if the argument `name` of `owner` is not one of the known values; suggest the closest one."""
+    known = tuple(known)
+    if not isinstance(value, str | None) or value not in known:
+        whose = f" of {owner}" if owner else ""
+        rest = f"must be one of {', '.join(map(repr, known))}; got {value!r}.{nearest(str(value), filter(None, known))}"
+        raise InputError(lambda option: f"{option(name)}{whose} {rest}")
 
 
 def as_argument(name: str, value: Any = None) -> str:

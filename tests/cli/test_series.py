@@ -118,7 +118,7 @@ def test_regression_and_forecasting_from_tables(tmp_path, capsys):
         (("fit", "DATA", "--target", "label", "--options", "none.toml"), "file of options must exist"),
         (("fit", "DATA", "--target", "label", "--static", "t0,t1", "--ignore", "t1"), "both --static and --ignore"),
         (("export", ".", "--to", "numpy"), "The model file must exist"),
-        (("predict", "DATA", "DATA"), "no safetensors file"),
+        (("predict", "DATA", "DATA"), "not a safetensors file"),
         (("predict", "DATA", "DATA", "--out", "answers.xlsx"), "must end in .csv or .parquet"),
         (("export", "nothing.safetensors", "--to", "onnx"), "must exist"),
         (("evaluate", "DATA"), "needs a file of series"),

@@ -187,7 +187,7 @@ def test_24_trials_by_3_workers_one_of_them_killed(kind, tmp_path):
     ("words", "message"),
     [
         (["tune", "adding/lem", "--model.dt", "0.5"], "--model.dt conflicts with [search] of recipe adding/lem"),
-        (["tune", "adding/lem", "--sampler", "grid"], "`sampler` of a study must be one of random, tpe; got 'grid'"),
+        (["tune", "adding/lem", "--sampler", "grid"], "--sampler must be one of 'random', 'tpe'; got 'grid'"),
         (["tune", "adding/lem", "--trials", "0"], "`trials` of a study must be a positive integer; got 0"),
         (
             ["tune", "adding/lem", "--storage", "sqlite:////nowhere/at/all.db"],

@@ -231,7 +231,7 @@ def test_a_forecast_of_many_channels_keeps_their_order():
         ({"dt": 3.0}, r"`dt` of LEMCell must be a number in \(0, 2\]"),
         ({"dt": 0.5, "cell": "gru"}, "must be 'auto' for cell 'gru', which has none"),
         ({"cell": "lme"}, "Did you mean 'lem'"),
-        ({"missing": "zero"}, "`missing` of LEMClassifier must be 'error' or 'mask'"),
+        ({"missing": "zero"}, "`missing` of LEMClassifier must be one of 'error', 'mask'"),
         ({"validation_fraction": 1.0}, r"must be a number in \[0, 1\)"),
     ],
 )

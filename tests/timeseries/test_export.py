@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from lem.nn.cells import CELLS
-from lem.timeseries.export import ALLOWED, allowance, export, exported_program, selftest
+from lem.timeseries.export import export, exported_program, selftest
 from lem.timeseries.predictor import Predictor
+from lem.timeseries.selftest import ALLOWED, allowance
 from tests.close import assert_close
 
 ROOT = Path(__file__).parents[2]
@@ -119,9 +120,9 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
     for options, got in (({"cell": "lstm"}, "got LSTMCell"), ({"conv_channels": 3}, "got a convolution")):
         with pytest.raises(ValueError, match=f"{got}.*: use onnx"):
             export(predictor(**options), "numpy", tmp_path)
-    with pytest.raises(ValueError, match="`to` of export must be one of onnx, torch, numpy; got 'tflite'"):
+    with pytest.raises(ValueError, match="`to` of export must be one of 'onnx', 'torch', 'numpy'; got 'tflite'"):
         export(predictor(), "tflite", tmp_path)
-    with pytest.raises(ValueError, match="`portable` of export must be True but for torch"):
+    with pytest.raises(ValueError, match="`portable` of export can be False for torch only"):
         export(predictor(), "onnx", tmp_path, portable=False)
     with pytest.raises(ValueError, match="must be portable here, since LEM's kernel cannot serve LSTMCell: "):
         export(predictor(cell="lstm"), "torch", tmp_path, portable=False)
@@ -213,7 +214,9 @@ def test_onnx_agrees_for_every_cell_but_one(cell, tmp_path):
 
 
 def check_nrde(out):
-    with pytest.raises(ValueError, match="whose step takes the same course for all data; got NRDECell"):
+    with pytest.raises(
+        ValueError, match="whose step depends on the data cannot be exported to onnx or torch; got NRDECell"
+    ):
         export(predictor(cell="nrde"), "onnx", out)
 
 

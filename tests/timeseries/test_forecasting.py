@@ -489,5 +489,5 @@ def test_an_export_names_what_it_cannot_do(tmp_path):
     model = tiny().fit(wave(160), times=hours(160))
     with pytest.raises(ValueError, match="with times or covariates cannot be exported yet"):
         export(model.predictor_, "numpy", tmp_path)
-    with pytest.raises(ValueError, match="must be of LEM without mixing"):
+    with pytest.raises(ValueError, match="Only LEM without mixing"):
         export(tiny(cell="gru").fit(wave(160)).predictor_, "numpy", tmp_path)

@@ -10,7 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load, load_file, save, save_file
 
 from lem.nn.cells import CELLS
-from lem.timeseries.predictor import VERSION, Predictor, _digest
+from lem.timeseries.model_file import VERSION, file_digest
+from lem.timeseries.predictor import Predictor
 from tests.close import assert_close
 
 SMALL = {"cell": "lem", "hidden_size": 4, "num_layers": 1, "pool": "both", "dt": 0.5}
@@ -30,7 +31,7 @@ def rewrite(path, change, resign=True, tensors=None):
     tensors = load(path.read_bytes()) if tensors is None else tensors
     change(metadata)
     if resign:
-        metadata["sha256"] = _digest(metadata, tensors)
+        metadata["sha256"] = file_digest(metadata, tensors)
     path.write_bytes(save(tensors, metadata=metadata))
 
 
@@ -72,7 +73,7 @@ def test_every_flipped_byte_is_noticed(model_file):
 @pytest.mark.parametrize("kept", [0, 7, 100, -1])
 def test_a_truncated_file_is_refused(model_file, kept):
     model_file.write_bytes(model_file.read_bytes()[:kept])
-    with pytest.raises(ValueError, match="damaged or no safetensors file"):
+    with pytest.raises(ValueError, match="damaged, or not a safetensors file"):
         Predictor.load(model_file)
 
 
@@ -134,7 +135,7 @@ def rewritten(path, change, tensors=None):
     if tensors:
         tensors(content)
     metadata["config"] = json.dumps(config)
-    metadata["sha256"] = _digest(metadata, content)
+    metadata["sha256"] = file_digest(metadata, content)
     save_file(content, path, metadata=metadata)
     return path
 

@@ -156,9 +156,9 @@ def test_a_search_finds_a_good_value_and_prunes(data, tmp_path, stub):
     [
         ({"trials": 0}, "`trials` must be at least 1"),
         ({"folds": 1}, "`folds` must be at least 2"),
-        ({"sampler": "tp"}, "`sampler` must be one of random, tpe; got 'tp'. Did you mean 'tpe'?"),
+        ({"sampler": "tp"}, "`sampler` must be one of 'random', 'tpe'; got 'tp'. Did you mean 'tpe'?"),
         ({"metric": "acuracy"}, "Did you mean 'accuracy'?"),
-        ({"metric": "rmse"}, "`metric` must be one of accuracy, balanced_accuracy, log_loss to classify"),
+        ({"metric": "rmse"}, "`metric` must be one of 'accuracy', 'balanced_accuracy', 'log_loss'; got 'rmse'"),
         ({"search": {"effrt": ["best"]}}, "`effrt` is not an option of LEMClassifier. Did you mean 'effort'?"),
         ({"search": {}}, "must have at least one option"),
         ({"search": {"dropout": {"low": 1.0, "high": 0.5}}}, "with low below high"),

@@ -264,10 +264,13 @@ def test_parts_of_a_batch_are_all_of_it_once():
     [
         ({"accumulate": 0}, "`accumulate` of fit must be a positive integer; got 0"),
         ({"epochs": 0}, "`epochs` of fit must be a positive integer; got 0"),
-        ({"loss_over_time": "max"}, "`loss_over_time` of fit must be one of mean, sum; got 'max'"),
-        ({"optimizer": "adma"}, "`optimizer` of fit must be one of adam, rmsprop, sgd; got 'adma'"),
-        ({"autocast": "float16"}, "`autocast` of fit must be one of None, bfloat16; got 'float16'"),
-        ({"metric": "auc"}, "`metric` of fit must be one of accuracy,"),
+        ({"loss_over_time": "max"}, "`loss_over_time` of fit must be one of 'mean', 'sum'; got 'max'"),
+        (
+            {"optimizer": "adma"},
+            "`optimizer` of fit must be one of 'adam', 'rmsprop', 'sgd'; got 'adma'. Did you mean 'adam'?",
+        ),
+        ({"autocast": "float16"}, "`autocast` of fit must be one of None, 'bfloat16'; got 'float16'"),
+        ({"metric": "auc"}, "`metric` of fit must be one of 'accuracy',"),
     ],
 )
 def test_bad_options_are_named(options, message):
@@ -281,7 +284,7 @@ def test_a_figure_that_is_never_a_number_is_an_error():
             batch = super().batch(*where, **options)
             return batch._replace(targets=batch.targets * math.nan)
 
-    with pytest.raises(FloatingPointError, match="validation mse was never a number; got nan in all 2"):
+    with pytest.raises(FloatingPointError, match="validation mse was NaN or infinite; got nan in all 2"):
         fit(model(), Double(split()), Undefined(split()), **{**SETTINGS, "epochs": 2})
 
 
@@ -324,7 +327,7 @@ def test_targets_on_other_axes_are_refused(every_step, must):
         ({"l2": -1.0}, "`l2` of fit must be a number of at least 0"),
         ({"weight_decay": math.nan}, "`weight_decay` of fit must be a number of at least 0"),
         ({"device": "gpu"}, "`device` of fit must be one that torch has here; got 'gpu': "),
-        ({"metric": "acc"}, "`metric` of fit must be one of accuracy"),
+        ({"metric": "acc"}, "`metric` of fit must be one of 'accuracy'"),
     ],
 )
 def test_senseless_settings_are_refused(options, message):
@@ -338,5 +341,5 @@ def test_nothing_to_learn_from_or_to_judge_by_is_refused():
         fit(model(), none, some, **SETTINGS)
     with pytest.raises(ValueError, match="`split` of evaluate is empty"):
         fit(model(), some, none, **SETTINGS)
-    with pytest.raises(ValueError, match="`metric` of evaluate must be one of accuracy"):
+    with pytest.raises(ValueError, match="`metric` of evaluate must be one of 'accuracy'"):
         evaluate(model(), some, metric="acc", batch_size=3)

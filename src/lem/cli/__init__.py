@@ -38,7 +38,7 @@ COMMANDS = {
     "doctor": ("doctor", "check this machine: versions, kernel, correctness, speed"),
     "bench": ("bench", "compare the kernel's speed with nn.LSTM, nn.GRU and the loop"),
 }
-"""The module here that has each command, and what `lem --help` says of it.
+"""The module of each command, and its line in `lem --help`.
 
 A module has a function `add(commands)`, which adds its commands with `commands.add_parser(NAME, ...)`. A command is a
 function of the parsed options that returns the exit status, set by `set_defaults(command=...)`; with
@@ -64,7 +64,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Commands:
-    """The subparsers as the modules of commands see them: what `lem --help` says comes from `COMMANDS`."""
+    """The subparsers as the modules of commands see them: their help comes from `COMMANDS`."""
 
     def __init__(self, subparsers: Any) -> None:
         self.subparsers = subparsers

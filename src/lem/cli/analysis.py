@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
     certify.add_argument("target", help="a run folder, a recipe (before training), or a model file with DATA")
     certify.add_argument("data", type=Path, nargs="?", metavar="DATA", help="a file of series, for a model file")
     certify.add_argument("--rows", type=int, default=4, help="validation sequences to measure on (default 4)")
-    certify.add_argument("--seed", type=int, default=0, help="of a recipe's initial weights (default 0)")
+    certify.add_argument("--seed", type=int, default=0, help="the seed of a recipe's initial weights (default 0)")
     certify.add_argument("--figure", type=Path, help="where the figure goes (default: into the run folder, or here)")
     certify.set_defaults(command=_certify, takes_overrides=True, overrides={})
 

@@ -1,11 +1,13 @@
 """The options that say how a file of series is read, for all commands that read one."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lem.cli.display import Display
 from lem.timeseries.layout import Reading
-from lem.timeseries.schema import DUPLICATES, GAPS
+from lem.timeseries.schema import DUPLICATES, GAPS, ON_MISSING
 
 
 def add_data(
@@ -17,13 +19,15 @@ def add_data(
         parser.add_argument("data", type=Path, metavar="DATA", help="a file of series", **extra)
     group = parser.add_argument_group(
         "reading DATA",
-        "a model file knows how its data was read; these are for files that differ" if not training else None,
+        "a model file contains how its data was read; these options are for files that differ"
+        if not training
+        else None,
     )
 
     def add(flag: str, **options: Any) -> None:
         group.add_argument(flag, default=argparse.SUPPRESS, **options)
 
-    lists: dict[str, Any] = {"metavar": "A,B,...", "type": _names, "action": "extend"}
+    lists: dict[str, Any] = {"metavar": "A,B,...", "type": names, "action": "extend"}
     add("--target", metavar="COLUMN", help="the column of the target")
     add("--series", metavar="COLUMN", help="the column that names the series: one step a row")
     add("--time", metavar="COLUMN", help="the column of the times of the steps")
@@ -40,7 +44,7 @@ def add_data(
     )
     add("--duplicates", choices=DUPLICATES, help="repeated times: refuse (default), or the value to keep")
     if training:
-        add("--missing", choices=("error", "mask"), help="missing values: refuse (default), or mark for the model")
+        add("--missing", choices=ON_MISSING, help="missing values: refuse (default), or mark for the model")
 
 
 def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -55,5 +59,19 @@ def reading(options: argparse.Namespace) -> Reading:
     return Reading(**plain)
 
 
-def _names(text: str) -> list[str]:
+def describer(path: Path, display: Display | None = None) -> Callable[[Any], None]:
+    """Return a function that prints how a file was understood; `display` then shows that training is prepared."""
+
+    def understood(data: Any) -> None:
+        print(f"{path.name}: {data.describe()}", flush=True)
+        for note in data.notes:
+            print(f"  {note}", flush=True)
+        if display is not None:
+            display.say("preparing")
+
+    return understood
+
+
+def names(text: str) -> list[str]:
+    """Split a list of names at its commas."""
     return [name.strip() for name in text.split(",") if name.strip()]

@@ -10,7 +10,7 @@ from lem.training.loop import Event
 
 BAR = 24
 EVERY = 60.0
-"""Seconds between two lines if standard error is no terminal."""
+"""Seconds between two lines if standard error is not a terminal."""
 
 
 def table(rows: list[tuple[str, str]]) -> None:
@@ -22,7 +22,7 @@ def table(rows: list[tuple[str, str]]) -> None:
 def fitted_line(name: str, bar: float, parts: list[str], width: int) -> str:
     """Return a line of at most `width` characters: as many of the parts as fit, the first ones first.
 
-    A bar that shows the share done stands in front if there is room for it besides all parts.
+    A bar with the share done comes first if there is room for it.
     """
     text = name
     for part in parts:

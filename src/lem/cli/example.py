@@ -9,7 +9,7 @@ def add(commands: Any) -> None:
     """Add this topic's commands."""
     example = commands.add_parser("example")
     example.add_argument("file", type=Path, metavar="FILE", help="the file to write, .csv or .parquet")
-    example.add_argument("--seed", type=int, default=0, help="of the random numbers (default 0)")
+    example.add_argument("--seed", type=int, default=0, help="the seed of the random numbers (default 0)")
     example.set_defaults(command=_example)
 
 

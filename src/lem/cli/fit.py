@@ -6,13 +6,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from lem.cli.data_options import add_data, given
+from lem.cli.data_options import add_data, describer, given
 from lem.cli.display import Display, table
 from lem.cli.train import interruptible
-from lem.timeseries.files import SeriesFile
 from lem.timeseries.fitting import FittedFile, fit_file
 from lem.timeseries.layout import Reading
 from lem.timeseries.options import estimator_options, read_options
+from lem.wording import as_flag
 
 OWN = ("task", "forecast", "test", "test_fraction", "out", "seed")
 LABELS = {"classify": "classification", "regress": "regression", "forecast": "forecasting"}
@@ -33,25 +33,37 @@ def add(commands: Any) -> None:
     own("--test", type=Path, metavar="FILE", help="score the model on this file")
     own("--test-fraction", type=float, metavar="PART", help="or keep this part of DATA for scoring (default 0.2)")
     own("--out", type=Path, metavar="FILE", help="the model file to write (default model.safetensors)")
-    own("--seed", type=int, help="of weights, split and batches (default 0)")
+    own("--seed", type=int, help="the seed of weights, split and batches (default 0)")
     own("--no-plot", action="store_true", help="draw no picture")
     own("--options", type=Path, metavar="FILE", help="a TOML file of options")
     add_estimator_options(fit)
     fit.set_defaults(command=_fit)
 
 
-def add_estimator_options(parser: argparse.ArgumentParser) -> None:
-    """Add one flag for each argument of the estimators."""
+def add_estimator_options(parser: argparse.ArgumentParser, task: str | None = None, skip: tuple[str, ...] = ()) -> None:
+    """Add one flag for each argument of the estimators, or of those for one task."""
     group = parser.add_argument_group("the model and its training")
-    for option in estimator_options():
-        only = "" if len(option.tasks) == len(LABELS) else f" ({', '.join(LABELS[task] for task in option.tasks)} only)"
-        shown = "" if option.default is None else f" (default {option.default})"
-        text = f"{option.help}{shown}{only}".replace("%", "%%")
-        flag = f"--{option.name.replace('_', '-')}"
+    options = estimator_options()
+    flags = {f"`{option.name}`": as_flag(option.name) for option in options} | {
+        "in `lem.CELLS`": "that `lem models` lists"
+    }
+    for option in options:
+        helps = {key: text for key, text in option.helps.items() if task in (None, key)}
+        if option.name in skip or not helps:
+            continue
+        texts = {text: [LABELS[key] for key in helps if helps[key] == text] for text in helps.values()}
+        text = "; ".join(f"for {' and '.join(tasks)}: {text}" for text, tasks in texts.items())
+        if len(texts) == 1:
+            text, (tasks,) = next(iter(texts)), texts.values()
+            text += "" if task or len(tasks) == len(LABELS) else f" ({' and '.join(tasks)} only)"
+        for name, flag in flags.items():
+            text = text.replace(name, flag)
+        text = (text if option.default is None else f"{text} (default {option.default})").replace("%", "%%")
         if option.switch:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+            kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         else:
-            group.add_argument(flag, type=parse_value, default=argparse.SUPPRESS, metavar="VALUE", help=text)
+            kind = {"type": parse_value, "metavar": "VALUE"}
+        group.add_argument(as_flag(option.name), default=argparse.SUPPRESS, help=text, **kind)
 
 
 def estimator_given(found: dict[str, Any]) -> dict[str, Any]:
@@ -74,13 +86,6 @@ def _fit(options: argparse.Namespace) -> int:
     if search is not None:
         raise ValueError(f"[search] of {options.options} is for `lem tune {options.data}`; remove it, or tune.")
     display = Display("lem fit")
-
-    def understood(data: SeriesFile) -> None:
-        print(f"{options.data.name}: {data.describe()}", flush=True)
-        for note in data.notes:
-            print(f"  {note}", flush=True)
-        display.say("preparing")
-
     own = {name: found[name] for name in (*OWN, *Reading.__dataclass_fields__) if name in found}
     own["out"] = Path(own.get("out", "model.safetensors"))
     try:
@@ -90,7 +95,7 @@ def _fit(options: argparse.Namespace) -> int:
                 **own,
                 picture=not found.get("no_plot", False),
                 options=estimator_given(found),
-                understood=understood,
+                understood=describer(options.data, display),
                 report=display,
                 should_stop=interrupted,
             )
@@ -118,8 +123,7 @@ def show_fitted(fitted: FittedFile) -> None:
         print(
             f"Stopped after {len(estimator.history_)} of {estimator.epochs} epochs; the model of epoch "
             f"{estimator.best_epoch_}, the best so far, was kept. Run the same command again for the full training, "
-            "or with "
-            f"--epochs {len(estimator.history_)} for a whole schedule of this length.",
+            f"or with --epochs {len(estimator.history_)} for a whole schedule of this length.",
             file=sys.stderr,
         )
 

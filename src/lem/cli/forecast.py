@@ -6,15 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lem.cli.data_options import given
+from lem.cli.data_options import describer, given, names
 from lem.cli.display import Display, table
-from lem.cli.fit import estimator_given, parse_value
+from lem.cli.fit import add_estimator_options, estimator_given
 from lem.cli.train import interruptible
 from lem.readable import format_duration
-from lem.timeseries.dated import GAPS, Dated
+from lem.timeseries.dated import GAPS
 from lem.timeseries.dated_forecast import forecast_file
-from lem.timeseries.options import estimator_options
-from lem.timeseries.schema import DUPLICATES
+from lem.timeseries.schema import DUPLICATES, ON_MISSING
 
 OWN = (
     "time",
@@ -38,7 +37,7 @@ def add(commands: Any) -> None:
     """Add this topic's commands."""
     parser = commands.add_parser("forecast")
     parser.add_argument("data", type=Path, metavar="DATA", help="a CSV or Parquet file of dated rows, one step a row")
-    lists: dict[str, Any] = {"metavar": "A,B,...", "type": _names, "action": "extend"}
+    lists: dict[str, Any] = {"metavar": "A,B,...", "type": names, "action": "extend"}
 
     def own(flag: str, **options: Any) -> None:
         parser.add_argument(flag, default=argparse.SUPPRESS, **options)
@@ -53,11 +52,11 @@ def add(commands: Any) -> None:
     own("--time-format", metavar="FORMAT", help="how dates are written, such as %%d/%%m/%%Y %%H:%%M")
     own("--gaps", choices=GAPS, help="gaps between dates: refuse (default), count as missing, or interpolate")
     own("--duplicates", choices=DUPLICATES, help="repeated dates: refuse (default), or the value to keep")
-    own("--missing", choices=("error", "mask"), help="missing values: refuse (default), or mark for the model")
+    own("--missing", choices=ON_MISSING, help="missing values: refuse (default), or mark for the model")
     own("--model", type=Path, metavar="FILE", help="apply this model file instead of training")
     own("--start", type=float, metavar="PART", help="the backtest begins after this part of the series (default 0.8)")
     own("--stride", type=int, metavar="STEPS", help="between two forecasts of the backtest (default: the horizon)")
-    own("--seed", type=int, help="of weights and batches (default 0)")
+    own("--seed", type=int, help="the seed of weights and batches (default 0)")
     parser.add_argument("--no-backtest", action="store_true", help="do not score the forecasts")
     parser.add_argument("--no-plot", action="store_true", help="draw no picture")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
@@ -66,27 +65,12 @@ def add(commands: Any) -> None:
         help="the .csv or .parquet file of the forecast (default forecast.csv); the model, a card and a picture are "
         "written next to it",
     )  # fmt: skip
-    group = parser.add_argument_group("the model and its training")
-    for option in estimator_options():
-        if "forecast" not in option.tasks or option.name in OWN:
-            continue
-        flag, shown = f"--{option.name.replace('_', '-')}", f"{option.help} (default {option.default})"
-        kind: dict[str, Any] = (
-            {"action": argparse.BooleanOptionalAction} if option.switch else {"type": parse_value, "metavar": "VALUE"}
-        )
-        group.add_argument(flag, default=argparse.SUPPRESS, help=shown.replace("%", "%%"), **kind)
+    add_estimator_options(parser, "forecast", skip=OWN)
     parser.set_defaults(command=_forecast)
 
 
 def _forecast(options: argparse.Namespace) -> int:
     display = Display("lem forecast")
-
-    def understood(data: Dated) -> None:
-        print(f"{options.data.name}: {data.describe()}", flush=True)
-        for note in data.notes:
-            print(f"  {note}", flush=True)
-        display.say("preparing")
-
     found = given(options, "horizon", *OWN)
     picked = {name: value for name, value in estimator_given(vars(options)).items() if name not in OWN}
     try:
@@ -99,7 +83,7 @@ def _forecast(options: argparse.Namespace) -> int:
                 out=options.out,
                 picture=not options.no_plot,
                 options=picked,
-                understood=understood,
+                understood=describer(options.data, display),
                 report=display,
                 should_stop=interrupted,
             )
@@ -114,7 +98,3 @@ def _forecast(options: argparse.Namespace) -> int:
         print("Stopped early; the best model so far was kept. Run the same command again for the full training.",
               file=sys.stderr)  # fmt: skip
     return 130 if done.stopped else 0
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]

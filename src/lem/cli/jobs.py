@@ -17,7 +17,7 @@ from lem.experiments.recipe import toml_value
 def share_cores(jobs: int) -> dict[str, str]:
     """Return the environment for one of several processes; warn if there are more processes than cores.
 
-    A thread count that the user has set stands.
+    A thread count that the user has set is kept.
     """
     cores = os.cpu_count() or 1
     if jobs < 1:

@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
     models.set_defaults(command=_models)
 
     evaluate = commands.add_parser("evaluate")
-    evaluate.add_argument("run", type=Path, help="a run folder, or a model file of `lem fit`")
+    evaluate.add_argument("run", type=Path, metavar="RUN", help="a run folder, or a model file of `lem fit`")
     add_data(evaluate, optional=True)
     evaluate.add_argument("--json", action="store_true", help="print the scores as JSON")
     evaluate.set_defaults(command=_evaluate)

@@ -70,7 +70,8 @@ def _plain(entry: Any) -> Any:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from lem.timeseries.export import allowance, export
+    from lem.timeseries.export import export
+    from lem.timeseries.selftest import allowance
 
     predictor = Predictor.load(options.model)
     folder = options.out or options.model.with_name(f"{options.model.stem}-{options.to}")

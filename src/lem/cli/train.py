@@ -28,7 +28,9 @@ def add(commands: Any) -> None:
     )
     train.add_argument("recipe", nargs="?", help="a recipe's name (see `lem recipes`) or a TOML file")
     train.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this folder")
-    train.add_argument("--seed", type=int, default=0, help="of the weights, the batches and dropout (default 0)")
+    train.add_argument(
+        "--seed", type=int, default=0, help="the seed of the weights, the batches and dropout (default 0)"
+    )
     train.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders go (default runs)")
     train.add_argument("--tensorboard", type=Path, metavar="DIR", help="also write the curves for TensorBoard there")
     train.add_argument("--figure", action="store_true", help="draw the learning curve into the run folder")

@@ -43,7 +43,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--seeds", type=int, default=1, metavar="K", help="train the winner with K seeds (default 1; 0: not)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the values drawn and the trials' weights (default 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the seed of the values drawn and the trials' weights (default 0)"
+    )
     parser.add_argument("--grace", type=float, default=60.0, help="seconds until a silent worker counts as dead")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders go (default runs)")
     parser.add_argument(

@@ -6,18 +6,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lem.cli.data_options import add_data, given, reading
+from lem.cli.data_options import add_data, describer, given, reading
 from lem.cli.display import Display, table
 from lem.cli.fit import add_estimator_options, all_given, estimator_given, show_fitted
 from lem.cli.train import interruptible
 from lem.readable import format_duration
-from lem.timeseries.files import SeriesFile
 from lem.timeseries.fitting import fit_file
 from lem.timeseries.layout import Reading
 from lem.timeseries.tuning import METRICS, Step, tune_file
 
 OWN = ("task", "folds", "metric", "test", "test_fraction", "out", "options")
-FOR_RECIPES = ("jobs", "storage", "serve", "worker", "seeds", "grace")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     def own(flag: str, **options: Any) -> None:
         group.add_argument(flag, default=argparse.SUPPRESS, **options)
 
-    own("--folds", type=int, metavar="K", help="of the cross-validation (default 5)")
+    own("--folds", type=int, metavar="K", help="the number of folds of the cross-validation (default 5)")
     own("--metric", help=f"what is compared: {', '.join(name for known in METRICS.values() for name in known)}")
     own("--task", choices=("classify", "regress"), help="what to learn (default: by the target's values)")
     own("--test", type=Path, metavar="FILE", help="score the best model on this file")
@@ -60,11 +58,6 @@ def tune(options: argparse.Namespace) -> int:
     folder = options.runs / data.stem / f"tune-{options.study}"
     display = Display("lem tune")
 
-    def understood(file: SeriesFile) -> None:
-        print(f"{data.name}: {file.describe()}", flush=True)
-        for note in file.notes:
-            print(f"  {note}", flush=True)
-
     def report(step: Step) -> None:
         if step.ended is None:
             display.parts(*_progress(step))
@@ -90,7 +83,7 @@ def tune(options: argparse.Namespace) -> int:
                 seed=options.seed,
                 search=search,
                 options=estimator_given(found),
-                understood=understood,
+                understood=describer(data),
                 report=report,
                 should_stop=interrupted,
             )

@@ -4,7 +4,7 @@ Every implementation is verified before it is timed. Implementations alternate i
 ratios are taken within a round, so that what else the machine does meets all of them. Work is counted as
 2 (4 d^2 + 4 d m) B T operations forward and twice that backward, for all implementations alike. The loop takes so long
 that it runs over the first steps only and its time is scaled; it and nn.GRU run in one round. On a machine that others
-use, measure one thread in processor time: the wall clock then says more about the others.
+use, measure one thread in processor time: the wall clock then measures the others too.
 """
 
 import os

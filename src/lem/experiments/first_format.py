@@ -1,4 +1,4 @@
-"""Read run folders of version 0.1.0, the only place that knows how they differ from today's.
+"""Read run folders of version 0.1.0, the only module that handles how they differ from today's.
 
 That version kept some facts as text: the recipe's name in a comment, the seed in the folder's name, and what a task
 said of its data as sentences among the notes of a result. Its recipes called the paper's score `figure`.

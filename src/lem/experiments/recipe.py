@@ -244,7 +244,7 @@ def _plain(name: str, place: str, value: Any) -> Any:
 
 
 def _is_text(value: Any) -> bool:
-    """Return whether a value is text that can be written: command lines may hold bytes that are no characters."""
+    """Return whether a value is text that can be written: command lines may contain bytes that are not characters."""
     return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 

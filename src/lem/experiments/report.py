@@ -150,7 +150,7 @@ def hardware(run: RunRecord) -> str:
 
 
 def run_notes(result: dict[str, Any]) -> list[str]:
-    """Return what a report says of one run: sentences about its data, and the notes kept while it trained."""
+    """Return the notes on one run in a report: sentences about its data, and the notes kept while it trained."""
     return [*data_sentences(result["data"]), *result["notes"]]
 
 

@@ -1,4 +1,4 @@
-"""From a recipe to a finished run: the only place that knows recipes, tasks, models, training and run folders."""
+"""From a recipe to a finished run: the only module that uses recipes, tasks, models, training and run folders."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -81,7 +81,7 @@ def run(
 ) -> tuple[RunFolder, Progress | None]:
     """Train a recipe, or continue it; choose the best validation epoch, then open the test split once.
 
-    Returns the folder and where the run stands, None where it had finished before.
+    Returns the folder and the progress of the run, None if it had finished before.
 
     Args:
         recipe: what to train.

@@ -101,7 +101,7 @@ class Patient:
 
 
 def unreachable(error: BaseException | None) -> bool:
-    """Return whether an error, or what caused it, says that the data base cannot be reached at the moment."""
+    """Return whether an error, or what caused it, means that the data base cannot be reached at the moment."""
     from sqlalchemy import exc
 
     while error is not None:

@@ -25,6 +25,7 @@ from lem.tasks import METRIC_BY_TASK
 from lem.training.data import mix
 from lem.training.loop import Event
 from lem.training.metrics import METRICS
+from lem.wording import check_choice
 
 SAMPLERS = ("random", "tpe")
 ATTEMPTS = 3
@@ -51,7 +52,7 @@ class Study:
     """A search over one recipe, as any of its workers sees it.
 
     Args:
-        recipe: what to tune; its [search] says over what.
+        recipe: what to tune, with the ranges in its [search].
         storage: what `open_storage` returned.
         name: of the study; the same name in the same storage is the same study, continued.
         trials: the number of places to fill.
@@ -77,8 +78,7 @@ class Study:
         optuna = import_optuna()
         if not recipe.search:
             raise ValueError(f"Recipe {recipe.name} has no section [search], so there is nothing to tune.")
-        if sampler not in SAMPLERS:
-            raise ValueError(f"`sampler` of a study must be one of {', '.join(SAMPLERS)}; got {sampler!r}.")
+        check_choice(None, "sampler", sampler, SAMPLERS)
         if trials < 1:
             raise ValueError(f"`trials` of a study must be a positive integer; got {trials}.")
         self.recipe, self.storage, self.name = recipe, storage, name

@@ -139,14 +139,6 @@ def overridden_methods(cls: type[Any]) -> tuple[str | None, ...]:
     return tuple(changed)
 
 
-def check_backend(owner: str, backend: object) -> str:
-    """Return `backend` if it is a known value; raise ValueError otherwise."""
-    if not isinstance(backend, str) or backend not in BACKENDS:
-        known = ", ".join(map(repr, BACKENDS))
-        raise ValueError(f"`backend` of {owner} must be one of {known}; got {backend!r}.")
-    return backend
-
-
 # --- warnings --------------------------------------------------------------------------------------------------------
 
 

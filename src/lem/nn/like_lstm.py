@@ -121,7 +121,7 @@ class LikeLSTM(nn.Module):
     def traced_as_leaf(self, *arguments: Any) -> Any:
         """Return the node of a call in a `torch.fx` graph if an argument is one's Proxy, else None.
 
-        `torch.fx` runs through the modules that it does not know; nn.LSTM it knows.
+        `torch.fx` traces into modules that it does not know; nn.LSTM is a leaf for it.
         """
         proxy = next((a for a in arguments if isinstance(a, fx.Proxy)), None)
         if proxy is None:

@@ -157,7 +157,7 @@ class SequenceModel(nn.Module):
         """
         if self.conv is not None and elapsed is not None:
             raise ValueError(
-                "`elapsed` of a SequenceModel with a convolution must be None: its steps are no observations."
+                "`elapsed` of a SequenceModel with a convolution must be None: its steps are not observations."
             )
         if self.conv is not None and state is not None:
             raise ValueError("`state` of a SequenceModel with a convolution must be None: it sees whole sequences.")
@@ -197,7 +197,7 @@ class SequenceModel(nn.Module):
         return (u, lengths) if self.conv is None else self._convolve(self.conv, u, lengths)
 
     def _convolve(self, conv: nn.Conv1d, u: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Convolve over time; a row keeps the outputs that see nothing of its padding."""
+        """Convolve over time; a row keeps the outputs that do not depend on its padding."""
         kernel, stride = conv.kernel_size[0], conv.stride[0]
         shortest = len(u) if lengths is None else int(lengths.min())
         if shortest < kernel:

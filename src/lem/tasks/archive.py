@@ -1,7 +1,7 @@
 """Unpack archives from untrusted sources: nothing is written outside the folder, and memory and disk are bounded.
 
 Absolute paths, `..`, links, devices and encrypted members are refused. Sizes are counted while writing, because what an
-archive says of itself need not be true. Folders count as files do, and the headers of a tar archive are bounded.
+archive declares need not be true. Folders count as files do, and the headers of a tar archive are bounded.
 """
 
 import gzip

@@ -31,7 +31,7 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Download:
-    """A file to download, and what it gives.
+    """A file to download, and the files it contains.
 
     Attributes:
         urls: mirrors of the same file, tried in order.
@@ -96,7 +96,7 @@ def fetch(source: Source, *, offline: bool | None = None) -> dict[str, Path]:
 
     Args:
         source: the data set.
-        offline: never use the network; by default what LEM_OFFLINE says.
+        offline: never use the network; by default the value of LEM_OFFLINE.
     """
     if offline is None:
         offline = os.environ.get("LEM_OFFLINE", "") not in ("", "0")
@@ -240,7 +240,7 @@ def _receive(url: str, partial: Path, tag: Path, have: int) -> bool:
         if answer.status != 206 or not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
             if answer.status == 206:
                 partial.unlink()
-                raise http.client.HTTPException("the server sends another part than was asked for")
+                raise http.client.HTTPException("the server sent another part of the file than requested")
             have = 0
         if mark := answer.headers.get("ETag"):
             tag.write_text(mark)

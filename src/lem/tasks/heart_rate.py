@@ -2,8 +2,8 @@
 
 Two sources. "archive" is the Monash archive's BIDMC32HR, as in the paper: its training and test files, stacked.
 "recordings" rebuilds it from PhysioNet's 53 recordings: windows of 32 s every 3 s, the target being the monitor's heart
-rate in the window's last second; 7,949 windows have one, as many as the archive has series, but their order and the
-archive's own rule are not known, so such results are labelled. "auto" takes the first of the two that is there.
+rate in the window's last second; 7,949 windows have one, which is the number of series in the archive, but their order
+and the archive's own rule are not known, so such results are labelled. "auto" takes the first of the two that is there.
 
 Two splits. "random" is the paper's: 5565 / 1192 / 1192 by `random_split` with seed 123456, twice. Neighbouring windows
 overlap by 29 s, so training and test share recordings; "recording" keeps every recording in one split.

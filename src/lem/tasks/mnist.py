@@ -67,7 +67,7 @@ def read_idx(path: Path) -> Tensor:
 
 
 class _Pixels(ArraySplit):
-    """Images as bytes (sample, pixel); `order` says which pixel is read at which step."""
+    """Images as bytes (sample, pixel); `order` is the pixel read at each step."""
 
     def __init__(self, images: Tensor, labels: Tensor, order: Tensor | None) -> None:
         super().__init__(images.flatten(1), labels.long())

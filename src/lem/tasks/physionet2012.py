@@ -1,7 +1,7 @@
 """PhysioNet 2012: does a patient die in hospital? From the first 48 hours of an intensive-care stay, 37 parameters.
 
 Set A of the challenge: 4,000 stays with their outcomes, one text file a stay with a line for each measurement. The
-measurements come at irregular times, and most parameters are absent at most times. `times` says what a model sees:
+measurements come at irregular times, and most parameters are absent at most times. `times` selects what a model sees:
 
 - "elapsed": one step per time of measurement, and the time since the previous one as `elapsed`, in units of the median
   gap of the training stays;
@@ -27,6 +27,7 @@ from lem.tasks.base import DataFacts, Task
 from lem.tasks.cache import checksum, prepared
 from lem.tasks.fetch import Download, Source, fetch
 from lem.training.data import ArraySplit, DataError, mix
+from lem.wording import check_choice
 
 FOLDS, STAYS, HOURS = 5, 4000, 48
 TIMES = ("elapsed", "channel", "ignore", "hourly")
@@ -237,8 +238,7 @@ def physionet2012(times: str = "elapsed", fold: int = 0, data_seed: int = 0) -> 
         fold: which of the five test splits, from 0.
         data_seed: of the division into folds.
     """
-    if times not in TIMES:
-        raise ValueError(f"`times` of physionet2012 must be one of {', '.join(map(repr, TIMES))}; got {times!r}.")
+    check_choice("physionet2012", "times", times, TIMES)
     if fold not in range(FOLDS):
         raise ValueError(f"`fold` of physionet2012 must lie in [0, {FOLDS}); got {fold}.")
     found, key = _load(times == "hourly")

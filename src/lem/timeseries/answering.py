@@ -1,4 +1,4 @@
-"""`predict_file` and `evaluate_file`: predict with a model file on a file of series, read as the model file says."""
+"""`predict_file` and `evaluate_file`: apply a model file to a file of series, read by the schema in the model file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +15,8 @@ from lem.timeseries.scores import Scores, score_classes, score_numbers
 from lem.wording import InputError
 
 POSITIONAL = (
-    "this model file does not name its columns (it was written by lem 0.1.0, or trained on arrays): columns are "
-    "taken by "
-    "position"
+    "this model file does not name its columns (it was written by lem 0.1.0, or trained on arrays): columns are taken "
+    "by position"
 )
 
 
@@ -35,7 +34,7 @@ def read_for(
     targets: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> SeriesFile:
-    """Read a file for a model, as its schema says; by position if the model file has none.
+    """Read a file for a model by its schema; by position if the model file has none.
 
     Args:
         predictor: the model.
@@ -82,7 +81,7 @@ def predict_file(
         >>> from lem.timeseries.example import write_example
         >>> roles = {"series": "pump_id", "time": "time", "target": "fault", "picture": False}
         >>> _ = fit_file(write_example("pumps.csv"), out="pumps.safetensors", options={"effort": "quick"}, **roles)
-        >>> table = predict_file("pumps.safetensors", "pumps.csv")  # the model file knows its columns
+        >>> table = predict_file("pumps.safetensors", "pumps.csv")  # the model file contains the names of its columns
         >>> list(table)
         ['pump_id', 'prediction', 'p(blockage)', 'p(leak)', 'p(ok)']
     """

@@ -7,6 +7,13 @@ import numpy as np
 
 from lem.timeseries.intervals import coverages
 
+AMOUNTS = ("MAE", "RMSE", "MASE", "pinball")
+"""The scores that are amounts; the others are shares, shown in percent."""
+
+
+class BacktestError(ValueError):
+    """The series do not allow the backtest."""
+
 
 @dataclass
 class Backtest:
@@ -76,8 +83,7 @@ class Backtest:
             cells = []
             for name in names:
                 value = scores.get(name)
-                percent = name.startswith("within") or name == "sMAPE"
-                shown = "-" if value is None else f"{100 * value:.1f} %" if percent else f"{value:.4g}"
+                shown = "-" if value is None else f"{value:.4g}" if name in AMOUNTS else f"{100 * value:.1f} %"
                 cells.append(f"{shown:>9}")
             rows.append(f"{method:{width}}  " + "  ".join(cells))
         steps = "step" if self.horizon == 1 else "steps"

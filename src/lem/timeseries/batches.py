@@ -18,7 +18,7 @@ MOST = 256
 
 @dataclass
 class Stage:
-    """Where a fit of frozen features stands: what it is doing, the share done, and the time this stage still takes."""
+    """The progress of a fit of frozen features: its stage, the share done, and the time left in this stage."""
 
     name: str
     share: float

@@ -1,4 +1,4 @@
-"""What is said of a trained model: its card in words and its picture."""
+"""The card of a trained model, and its picture."""
 
 from pathlib import Path
 from typing import Any

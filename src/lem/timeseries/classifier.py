@@ -59,6 +59,7 @@ class LEMClassifier(ClassifierMixin, SupervisedEstimator):
     _kind = "classifier"
     _several: bool
     classes_: np.ndarray
+    class_weight: Any
     _score_name = "held-out accuracy"
 
     def __init__(
@@ -86,29 +87,7 @@ class LEMClassifier(ClassifierMixin, SupervisedEstimator):
         device: str = "cpu",
         verbose: int = 0,
     ) -> None:
-        super().__init__(
-            hidden_size,
-            cell=cell,
-            num_layers=num_layers,
-            bidirectional=bidirectional,
-            dt=dt,
-            cell_options=cell_options,
-            dropout=dropout,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            validation_fraction=validation_fraction,
-            patience=patience,
-            missing=missing,
-            random_state=random_state,
-            device=device,
-            verbose=verbose,
-        )
-        self.effort = effort
-        self.network = network
-        self.causal = causal
-        self.class_weight = class_weight
+        self._keep(locals())
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

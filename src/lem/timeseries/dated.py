@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from lem.spelling import nearest
+from lem.timeseries.files import grouped
 from lem.timeseries.formats import Columns, as_numbers, check_file, read_table
-from lem.timeseries.sampling import _distinct
+from lem.timeseries.sampling import distinct
 from lem.timeseries.schema import DUPLICATES
 from lem.timeseries.timeline import Step, check_regular, find_step
-from lem.timeseries.times import looks_like_dates, parse_times
-from lem.wording import InputError
+from lem.timeseries.times import looks_like_dates, parse_times, show_date
+from lem.wording import InputError, check_choice
 
 GAPS = ("error", "missing", "resample")
 LARGEST = 50
@@ -79,7 +80,7 @@ class Dated:
         lengths = [len(times) for times in self.times]
         span = str(lengths[0]) if len(set(lengths)) == 1 else f"{min(lengths)} to {max(lengths)}"
         count = f"{len(self.names)} series" if len(self.names) > 1 else "one series"
-        shown = [str(np.datetime64(int(moment), "s")).replace("T", " ") for moment in self._ends()]
+        shown = [show_date(moment) for moment in (min(t[0] for t in self.times), max(t[-1] for t in self.times))]
         parts = [f"{count} of {span} steps", f"target {', '.join(self.columns.target)}"]
         parts.append(f"time {self.columns.time} ({self.step.show()}, {shown[0]} to {shown[1]})")
         for label, names in (
@@ -91,9 +92,6 @@ class Dated:
                 parts.append(f"{label} {', '.join(names)}")
         absent = sum(int(np.isnan(values).sum()) for values in self.values)
         return ", ".join(parts) + (f"; {absent} missing values" if absent else "")
-
-    def _ends(self) -> list[int]:
-        return [min(int(t[0]) for t in self.times) // 10**9, max(int(t[-1]) for t in self.times) // 10**9]
 
     def known(self) -> dict[str, Any]:
         """Return the keywords that `LEMForecaster` takes besides the series."""
@@ -132,21 +130,22 @@ def read_dated(
     inside = [name for name in advance if name in table]
     rows = [*columns.target, *columns.past, *inside]
     values = np.stack([as_numbers(table[name], name) for name in rows])
-    names, groups = _groups(table, columns.series)
+    groups, names = grouped(table, columns.series)
     moments = _moments(table, columns, path.name)
-    series, times = [], []
+    series, times, ordered = [], [], True
     for group, name in zip(groups, names):
         own = moments[group]
         order = np.argsort(own, kind="stable")
-        if (order != np.arange(len(order))).any() and not any("sorted" in note for note in notes):
-            notes.append("rows were not in the order of time and were sorted")
+        ordered = ordered and bool((order == np.arange(len(order))).all())
         block, own = values[:, group[order]], own[order]
         repeated = int((np.diff(own) == 0).sum())
         if repeated and columns.duplicates != "error":
-            block, own = _distinct(block, own, columns.duplicates)
+            block, own = distinct(block, own, columns.duplicates)
             notes.append(f"series {name}: {repeated} repeated times, kept {columns.duplicates}")
         series.append(block)
         times.append(own)
+    if not ordered:
+        notes.append("rows were not in the order of time and were sorted")
     found = find_step(times)
     if found is None:
         raise InputError(f"{path.name} has no series of two or more steps.")
@@ -172,9 +171,8 @@ def read_dated(
 
 def _decided(table: Columns, columns: Columned, file: str) -> Columned:
     """Complete the roles of columns: the only column of dates is the time, the only other one the target."""
-    if columns.gaps not in GAPS or columns.duplicates not in DUPLICATES:
-        name, known = ("gaps", GAPS) if columns.gaps not in GAPS else ("duplicates", DUPLICATES)
-        raise InputError(lambda option: f"{option(name)} must be one of {', '.join(known)}.")
+    check_choice(None, "gaps", columns.gaps, GAPS)
+    check_choice(None, "duplicates", columns.duplicates, DUPLICATES)
     for role in ("time", "target", "series", "past", "static"):
         given = getattr(columns, role)
         for name in (given,) if isinstance(given, str) else given or ():
@@ -206,15 +204,6 @@ def _decided(table: Columns, columns: Columned, file: str) -> Columned:
             )
         columns = replace(columns, target=(left[0],))
     return columns
-
-
-def _groups(table: Columns, series: str | None) -> tuple[list[str], list[np.ndarray]]:
-    if series is None:
-        return ["0"], [np.arange(len(next(iter(table.values()))))]
-    keys = np.array([str(entry) for entry in table[series]], dtype=object)
-    unique, first, which = np.unique(keys, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    return [str(unique[k]) for k in order], [np.flatnonzero(which == k) for k in order]
 
 
 def _moments(table: Columns, columns: Columned, file: str) -> np.ndarray:
@@ -284,7 +273,7 @@ def _complete(
         if absent.any() and columns.missing == "error" and columns.gaps != "missing":
             row, at = np.argwhere(absent)[0]
             column = [*columns.target, *columns.past][row] if row < targets + len(columns.past) else "a covariate"
-            moment = str(np.datetime64(int(moments[at]), "ns").astype("datetime64[s]")).replace("T", " ")
+            moment = show_date(moments[at])
             raise InputError(
                 lambda option, c=column, n=name, m=moment, a=absent: (
                     f"Column {c!r} of series {n} has missing values ({int(a.sum())} in all, first at {m}). Give "
@@ -326,9 +315,9 @@ def _future(
 ) -> list[np.ndarray]:
     """Return the covariates known in advance, over the history and the steps ahead."""
     assert ahead is not None
-    moments = _moments(ahead, columns, "the table of --future")
+    moments = _moments(ahead, columns, "the table of covariates known in advance")
     values = np.stack([as_numbers(ahead[name], name) for name in advance])
-    known_names, groups = _groups(ahead, columns.series)
+    groups, known_names = grouped(ahead, columns.series)
     by_name = dict(zip(known_names, groups))
     done = []
     for block, own, name in zip(series, times, names):
@@ -348,7 +337,7 @@ def _future(
         absent = np.isnan(found)
         if absent.any():
             row, at = np.argwhere(absent)[0]
-            moment = str(np.datetime64(int(grid[at]), "ns").astype("datetime64[s]")).replace("T", " ")
+            moment = show_date(grid[at])
             if at >= len(own):
                 raise InputError(
                     lambda option, a=advance[row], n=name, m=moment: (

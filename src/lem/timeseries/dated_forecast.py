@@ -10,7 +10,7 @@ import numpy as np
 
 from lem.atomic import write_atomically
 from lem.timeseries import formats
-from lem.timeseries.backtest import Backtest
+from lem.timeseries.backtest import Backtest, BacktestError
 from lem.timeseries.dated import Columned, Dated, read_dated
 from lem.timeseries.fitting import make_estimator
 from lem.timeseries.forecasting import network_of
@@ -90,7 +90,7 @@ def forecast_file(
 ) -> ForecastFile:
     r"""Forecast the series of a file of dated rows: CSV or Parquet, one step a row.
 
-    A model is trained on the first part of the series and scored over rolling origins on the rest, beside simple
+    A model is trained on the first part of the series and scored over rolling origins on the rest, next to simple
     baselines; then a model is trained on everything and forecasts what comes next.
 
     Args:
@@ -188,9 +188,7 @@ def forecast_file(
         else:
             try:
                 scores = forecaster.backtest(X, start=start, stride=stride, **known)
-            except ValueError as error:
-                if "backtest" not in str(error).lower():
-                    raise
+            except BacktestError as error:
                 why = str(error)
         if segments:
             forecaster.fit(X, backtest=scores, **known)
@@ -223,7 +221,7 @@ def _applied(
     understood: Callable[[Dated], None] | None,
     begun: float,
 ) -> ForecastFile:
-    """Forecast a new file with a trained model, read as the model file says."""
+    """Forecast a new file with a trained model, read by the schema in the model file."""
     notes = forecaster.predictor_.notes
     if "dated" not in notes:
         raise InputError("The model file was not written by `lem forecast`; use `lem predict`.")

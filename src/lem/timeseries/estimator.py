@@ -15,6 +15,7 @@ from lem.analysis.certificate import advise_dt
 from lem.nn.cells import CELLS
 from lem.timeseries.gaps import Clock, with_times
 from lem.timeseries.predictor import Predictor
+from lem.timeseries.schema import ON_MISSING
 from lem.timeseries.segment_stream import SegmentStream
 from lem.timeseries.series import Series, as_series, question_axes, unpacked
 from lem.timeseries.stream import Stream, Streams
@@ -23,7 +24,7 @@ from lem.training.loop import Event, fit
 from lem.training.metrics import Loss, Metric
 from lem.training.options import check_device
 from lem.training.store import Memory
-from lem.wording import InputError
+from lem.wording import InputError, check_choice
 
 try:
     from sklearn.base import BaseEstimator
@@ -35,7 +36,7 @@ except ImportError as error:
     ) from error
 
 FEWEST = 10
-"""Below this many series none are held out: a validation set of one says nothing."""
+"""Below this many series none are held out: a validation set of one series is useless."""
 
 
 def time_step(length: float) -> float:
@@ -148,7 +149,18 @@ class SeriesEstimator(BaseEstimator):
         self.device = device
         self.verbose = verbose
 
-    # --- what a kind of estimator says ------------------------------------------------------------------------------
+    def _keep(self, arguments: dict[str, Any]) -> None:
+        """Keep what a constructor got, its `locals()`, under the same names, as scikit-learn expects."""
+        for name, value in arguments.items():
+            if name != "self":
+                setattr(self, name, value)
+
+    def _changed(self, names: tuple[str, ...]) -> list[str]:
+        """Return which of these parameters differ from their defaults."""
+        defaults = inspect.signature(type(self).__init__).parameters
+        return [name for name in names if getattr(self, name) != defaults[name].default]
+
+    # --- what a kind of estimator defines ---------------------------------------------------------------------------
 
     def _targets(self, y: Any, first: bool) -> np.ndarray:
         """Check y and return it as the model's targets; on the `first` call take the classes or sizes from it."""
@@ -325,7 +337,7 @@ class SeriesEstimator(BaseEstimator):
             check(name, isinstance(value, Real) and 0.0 <= float(value) < 1.0, "a number in [0, 1)")
         check("cell_options", isinstance(self.cell_options, dict | None), "a dict or None")
         check_device(self.device, self._name)
-        check("missing", self.missing in ("error", "mask"), "'error' or 'mask'")
+        check_choice(self._name, "missing", self.missing, ON_MISSING)
 
     # --- building and training --------------------------------------------------------------------------------------
 

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from lem.nn.cells import CELLS, State
 from lem.shapes import Float, Int
-from lem.spelling import nearest
 from lem.timeseries.batches import in_batches
 from lem.timeseries.estimator import is_table
 from lem.timeseries.frozen import Frozen, adapt, plan
 from lem.timeseries.predictor import channel_units, standardise
+from lem.timeseries.schema import ON_MISSING
 from lem.timeseries.series import Series, as_series, question_axes, unpacked
 from lem.timeseries.stream import Stream, Streams
+from lem.wording import check_choice
 
 
 class FeatureMap(nn.Module):
@@ -151,7 +152,7 @@ class LEMFeatures(TransformerMixin, BaseEstimator):
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return a name for each feature; `input_features` is ignored."""
         check_is_fitted(self)
-        return np.array(self.map_.model.names(), dtype=object)
+        return np.array(["_".join(origin) for origin in self.map_.model.origins()], dtype=object)
 
     def stream(self) -> Stream:
         """Return a `Stream` whose `push` returns the features of the series so far; needs `causal=True`."""
@@ -174,13 +175,8 @@ class LEMFeatures(TransformerMixin, BaseEstimator):
         whole = isinstance(self.n_features, int | np.integer) and not isinstance(self.n_features, bool)
         if not whole or self.n_features < 1:
             raise ValueError(f"`n_features` of LEMFeatures must be a positive integer; got {self.n_features!r}.")
-        if self.missing not in ("error", "mask"):
-            raise ValueError(f"`missing` of LEMFeatures must be 'error' or 'mask'; got {self.missing!r}.")
-        if self.cell not in CELLS:
-            raise ValueError(
-                f"`cell` of LEMFeatures must be one of {', '.join(sorted(CELLS))}; got {self.cell!r}."
-                f"{nearest(str(self.cell), CELLS)}"
-            )
+        check_choice("LEMFeatures", "missing", self.missing, ON_MISSING)
+        check_choice("LEMFeatures", "cell", self.cell, sorted(CELLS))
 
     def _series(self, X: Any, first: bool) -> Series:
         X = unpacked(X)

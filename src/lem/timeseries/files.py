@@ -1,8 +1,8 @@
 """Files of series: CSV, Parquet, NPZ, .ts and .arff.
 
 A table (CSV, Parquet) is long, one step a row, or wide, one series a row; `lem.timeseries.layout` decides what its
-columns mean, and the `Schema` says so. An NPZ file holds `X` and `y` as the estimators take them, and `lengths` if the
-rows of X are padded.
+columns mean, and the `Schema` records it. An NPZ file holds `X` and `y` as the estimators take them, and `lengths` if
+the rows of X are padded.
 """
 
 import dataclasses
@@ -132,11 +132,11 @@ def load(
     forecast: bool = False,
     targets: bool = True,
 ) -> SeriesFile:
-    """Read a file as the user says, or as the schema of a model says.
+    """Read a file as `reading` describes, or by the schema of a model.
 
     Args:
         path: the file.
-        reading: what the user says; with a schema, only what differs from it.
+        reading: how to read it; with a schema, only what differs from it.
         schema: how the training file was read; None for a new file.
         forecast: whether a table without `series` is one long series.
         targets: whether the targets are needed; otherwise a file without them, or with empty ones, is read too.
@@ -157,8 +157,7 @@ def load(
                 raise InputError(
                     lambda option: (
                         f"{path.name} has no column {wanted.target!r}, the target of the model. Give "
-                        f"{option('target')} with "
-                        "the column that holds it."
+                        f"{option('target')} with the column that holds it."
                     )
                 )
             wanted = dataclasses.replace(wanted, target=None)
@@ -181,12 +180,14 @@ def load(
 
 
 def _with_changes(schema: Schema, reading: Reading) -> Schema:
-    """Return the schema with what the user says differs in this file: the names of roles, and how times are treated."""
+    """Return the schema with the differences that the user gave: names of columns, and how times are treated."""
     same = {"channels": schema.columns, "static": schema.static, "layout": schema.layout}
     for name in ("channels", "static", "keep", "layout"):
         if getattr(reading, name) and getattr(reading, name) != same.get(name):
             raise InputError(
-                lambda option, n=name: f"{option(n)} cannot be changed: the model file says which columns it reads."
+                lambda option, n=name: (
+                    f"{option(n)} cannot be changed: the model file determines which columns are read."
+                )
             )
     plain = Reading()
     changed = {
@@ -202,10 +203,7 @@ def _with_changes(schema: Schema, reading: Reading) -> Schema:
 
 def _long(columns: Columns, schema: Schema, file: str, trained: Schema | None) -> SeriesFile:
     values = np.stack([as_numbers(columns[name], name) for name in (*schema.columns, *schema.static)])
-    if schema.series is None:
-        groups, names = [np.arange(values.shape[1])], ["0"]
-    else:
-        groups, names = _groups(columns[schema.series], schema.series)
+    groups, names = grouped(columns, schema.series)
     notes: list[str] = []
     sampling = None
     if schema.time is None:
@@ -252,15 +250,12 @@ def _wide(columns: Columns, schema: Schema, file: str) -> SeriesFile:
     return SeriesFile(np.ascontiguousarray(X), y, names, schema)
 
 
-def _groups(column: np.ndarray, name: str) -> tuple[list[np.ndarray], list[str]]:
+def grouped(columns: Columns, name: str | None) -> tuple[list[np.ndarray], list[str]]:
     """Return the rows of each series and the names of the series, in the order of their first rows."""
-    empty = np.flatnonzero(_empty(column))
-    if len(empty):
-        raise InputError(
-            f"Column {name!r} must name the series of every row; row {empty[0] + 1} has none ({len(empty)} rows in "
-            "all). "
-            "Remove or fill these rows."
-        )
+    if name is None:
+        return [np.arange(len(next(iter(columns.values()))))], ["0"]
+    column = columns[name]
+    _refuse_empty(column, f"Column {name!r} must name the series of every row")
     keys = np.array([_plain(entry) for entry in column], dtype=object)
     unique, first, which = np.unique(keys, return_index=True, return_inverse=True)
     parts = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
@@ -268,17 +263,17 @@ def _groups(column: np.ndarray, name: str) -> tuple[list[np.ndarray], list[str]]
     return [parts[k] for k in order], [str(unique[k]) for k in order]
 
 
+def _refuse_empty(column: np.ndarray, must: str) -> None:
+    empty = np.flatnonzero(_empty(column))
+    if len(empty):
+        raise InputError(f"{must}; row {empty[0] + 1} has none ({len(empty)} rows in all). Remove or fill these rows.")
+
+
 def _targets(
     column: np.ndarray, name: str, groups: list[np.ndarray], names: list[str] | None
 ) -> tuple[np.ndarray, str]:
     """Return the target of each series, and "number" if all are numbers."""
-    empty = np.flatnonzero(_empty(column))
-    if len(empty):
-        raise InputError(
-            f"The target {name!r} must have a value in every row; row {empty[0] + 1} has none ({len(empty)} rows in "
-            "all). "
-            "Remove or fill these rows."
-        )
+    _refuse_empty(column, f"The target {name!r} must have a value in every row")
     texts = np.array([_plain(entry) for entry in column], dtype=object)
     for rows, series in zip(groups, names or []):
         other = np.flatnonzero(texts[rows] != texts[rows[0]])
@@ -305,8 +300,7 @@ def _check_static(columns: Columns, schema: Schema, groups: list[np.ndarray], na
                 raise InputError(
                     lambda option, n=name, s=series: (
                         f"{option('static')} must not change within a series; column {n!r} does in series {s}. Leave "
-                        "it out of "
-                        f"{option('static')} to use it as a channel."
+                        f"it out of {option('static')} to use it as a channel."
                     )
                 )
 

@@ -17,7 +17,7 @@ from lem.timeseries.files import SeriesFile, load
 from lem.timeseries.layout import Reading
 from lem.timeseries.schema import Schema
 from lem.timeseries.scores import Scores
-from lem.wording import InputError
+from lem.wording import InputError, check_choice
 
 MOST_CLASSES = 20
 """Whole numbers with more different values than this, and than a tenth of the series, are regressed by default."""
@@ -192,13 +192,7 @@ def make_estimator(task: str, options: dict[str, Any], forecast: int | None = No
             raise InputError(
                 lambda option, n=name: f"{option(n)} is not an option of {kind.__name__}.{nearest(n, known)}"
             )
-    cell = options.get("cell", "lem")
-    if cell not in CELLS:
-        raise InputError(
-            lambda option: (
-                f"{option('cell')} must be one of {', '.join(CELLS)}; got {cell!r}.{nearest(str(cell), CELLS)}"
-            )
-        )
+    check_choice(None, "cell", options.get("cell", "lem"), CELLS)
     extra = {} if forecast is None else {"horizon": forecast}
     return kind(**options, **extra)
 

@@ -1,4 +1,4 @@
-"""What is said of a forecast: its card in words and its picture."""
+"""The card of a forecast, and its picture."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -14,6 +14,7 @@ from lem.timeseries.gaps import values_ahead
 from lem.timeseries.intervals import LEVELS
 from lem.timeseries.predictor import Predictor
 from lem.timeseries.rolling import RollingForecasting
+from lem.timeseries.segment_forecaster import STEPS_ONLY
 from lem.timeseries.segment_training import Spans
 from lem.timeseries.segments import SegmentNetwork
 from lem.timeseries.series import Series
@@ -30,8 +31,8 @@ class LEMForecaster(RollingForecasting):
     parameter that only the other network has, are forecast sample by sample: the network learns, at every step of
     every series, the distance of the next `horizon` values from the last one seen.
 
-    `predict` returns (n, horizon) for (n, length) and (n, channels, horizon) otherwise. `y` is not used. Times that are
-    no regular dates also select the sample-by-sample network, which then forecasts the values 1, 2, ..., `horizon`
+    `predict` returns (n, horizon) for (n, length) and (n, channels, horizon) otherwise. `y` is not used. Times other
+    than regular dates also select the sample-by-sample network, which then forecasts the values 1, 2, ..., `horizon`
     times `time_unit_` after the last observation.
 
     Args:
@@ -45,11 +46,11 @@ class LEMForecaster(RollingForecasting):
         mixing: whether each channel is forecast from all channels, instead of from itself.
         decoder: "parallel" decodes all future segments at once, "recursive" one after the other.
         quantiles: the levels forecast: 0.5 and pairs around it.
-        calendar: whether times of day, week and year are features where `times` are given.
+        calendar: whether times of day, week and year are features if `times` are given.
         log: whether the logarithm of the series is forecast, which must be positive.
-        segment_options: further options of the segment network and its training: `hidden_size` (128), `num_layers`
-            (1), `dropout` (0.5), `scaled`, `linear`, `epochs` (6), `updates` of an epoch (120), `learning_rate`
-            (1e-3) and `batch_size`.
+        segment_options: further options of the segment network and its training: "hidden_size" (128), "num_layers"
+            (1), "dropout" (0.5), "scaled", "linear", "epochs" (6), "updates" of an epoch (120), "learning_rate"
+            (1e-3) and "batch_size".
 
     Attributes:
         season_: the season used.
@@ -105,25 +106,7 @@ class LEMForecaster(RollingForecasting):
         log: bool = False,
         segment_options: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(
-            hidden_size,
-            cell=cell,
-            num_layers=num_layers,
-            bidirectional=bidirectional,
-            dt=dt,
-            cell_options=cell_options,
-            dropout=dropout,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            validation_fraction=validation_fraction,
-            patience=patience,
-            missing=missing,
-            random_state=random_state,
-            device=device,
-            verbose=verbose,
-        )
+        self._keep(locals())
         self.horizon = horizon
         self.window = window
         self.network = network
@@ -243,11 +226,11 @@ class LEMForecaster(RollingForecasting):
         return np.concatenate(parts, axis=-1)[..., :wanted]
 
     def _why_steps(self, series: Series) -> str:
-        given = self._set_for_steps()
+        given = self._changed(STEPS_ONLY)
         if self.network == "steps" or given:
-            return f"`{'network' if self.network == 'steps' else given[0]}` says so"
+            return f"`{'network' if self.network == 'steps' else given[0]}` selects that"
         if int(np.median(series.lengths)) >= max(4 * self.horizon, 24):
-            return "their times are no regular dates"
+            return "their times are not regular dates"
         return f"the typical series has {int(np.median(series.lengths))} steps, fewer than four horizons or 24"
 
     def _first_times(self, times: Any, lengths: np.ndarray) -> list[int]:

@@ -1,6 +1,6 @@
 """File formats: tables from CSV and Parquet, arrays from NPZ; tables written as CSV or Parquet.
 
-The readers here know nothing of series: `lem.timeseries.files` decides what the columns of a table mean.
+The readers here do not deal with series: `lem.timeseries.files` decides what the columns of a table mean.
 """
 
 import csv
@@ -76,7 +76,7 @@ def read_table(path: Path) -> Columns:
 
 
 def as_numbers(column: np.ndarray, name: str) -> np.ndarray:
-    """Return a column as float64, with NaN for missing values; the first entry that is no number is named by its "
+    """Return a column as float64, with NaN for missing values; the first entry that is not a number is named by its "
     "row."""
     column = np.asarray(column)
     if column.dtype.kind in "iufb":
@@ -106,9 +106,8 @@ def _not_a_number(name: str, entry: Any, row: int) -> InputError:
     comma = " Write decimals with a point." if isinstance(entry, str) and _DECIMAL_COMMA.fullmatch(entry) else ""
     return InputError(
         lambda option: (
-            f"Column {name!r} must hold numbers; got {str(entry)[:40]!r} in row {row + 1}.{comma} To leave the "
-            "column out, "
-            f"give {option('ignore', [name])}."
+            f"Column {name!r} must hold numbers; got {str(entry)[:40]!r} in row {row + 1}.{comma} To leave the column "
+            f"out, give {option('ignore', [name])}."
         )
     )
 
@@ -268,7 +267,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _array(path: Path, box: zipfile.ZipFile, name: str) -> np.ndarray:
-    """Read one array; what its header says is checked against what is there before memory is taken for it."""
+    """Read one array; its header is checked against its size before memory is allocated."""
     member = box.getinfo(name)
     if member.flag_bits & 1:
         raise ValueError(f"{name} is encrypted")
@@ -281,11 +280,11 @@ def _array(path: Path, box: zipfile.ZipFile, name: str) -> np.ndarray:
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = header(stream)
     if dtype.kind not in ("biufSU" if name == "y.npy" else "biuf") or dtype.itemsize == 0:
-        raise ValueError(f"{name} must hold numbers{' or text' if name == 'y.npy' else ''}; it says {dtype}")
+        raise ValueError(f"{name} must hold numbers{' or text' if name == 'y.npy' else ''}; its type is {dtype}")
     if math.prod(shape) == 0:
-        raise ValueError(f"{name} must not be empty; it says it has shape {shape}")
+        raise ValueError(f"{name} must not be empty; its shape is {shape}")
     if math.prod(shape) * dtype.itemsize > held:
-        raise ValueError(f"{name} says it has shape {shape}, more than it holds")
+        raise ValueError(f"{name} declares the shape {shape}, but contains fewer values")
     _bounded(path, 8 * math.prod(shape) + ROW * (shape[0] if shape else 1))
     with box.open(name) as stream:
         return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
@@ -331,7 +330,7 @@ def _no_formula(cell: Any) -> Any:
     if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         return cell
     try:
-        float(cell)  # a negative number is no formula
+        float(cell)  # a negative number is not a formula
     except ValueError:
         return f"'{cell}"
     return cell

@@ -381,15 +381,15 @@ class Frozen(nn.Module):
 
     # --- what it is made of -----------------------------------------------------------------------------------------
 
-    def names(self) -> list[str]:
-        """Return the name of every feature."""
+    def origins(self) -> list[tuple[str, str]]:
+        """Return for every feature the kernel or unit it is computed from, and the statistic it is."""
         found = []
         for block in self.bank.blocks:
             rows = range(block.start, block.start + block.count)
-            found += [f"kernel{row}_share{q}" for q in range(len(self.bank.threshold)) for row in rows]
+            found += [(f"kernel{row}", f"share{q}") for q in range(len(self.bank.threshold)) for row in rows]
         kinds = [f"share{s}" for s in range(self.threshold.shape[1])] + list(STATISTICS[1:])
         for g in range(len(self.layers)):
-            found += [f"group{g}_unit{unit}_{kind}" for kind in kinds for unit in range(self.units)]
+            found += [(f"group{g}_unit{unit}", kind) for kind in kinds for unit in range(self.units)]
         return found
 
     def count_parameters(self) -> dict[str, int]:

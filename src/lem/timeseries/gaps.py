@@ -10,7 +10,7 @@ from lem.wording import InputError
 
 
 class Clock(NamedTuple):
-    """What one step means to a model that knows the time between its steps.
+    """The unit of time of a model that is given the time between its steps.
 
     Attributes:
         unit: the time that counts as one step; in seconds for "datetime" and "duration".

@@ -1,7 +1,7 @@
 """What the columns of a table mean: one series a row or one step a row, and which column has which role.
 
 Nothing is guessed in silence. A column that looks like a series id or like time is taken as a channel only if the user
-says so; the error names the options to choose from.
+is refused; the error names the options to choose from.
 """
 
 import re
@@ -13,9 +13,9 @@ import numpy as np
 
 from lem.spelling import nearest
 from lem.timeseries.formats import MISSING, Columns
-from lem.timeseries.schema import DUPLICATES, GAPS, Schema, families
+from lem.timeseries.schema import DUPLICATES, GAPS, ON_MISSING, Schema, families
 from lem.timeseries.times import looks_like_dates
-from lem.wording import InputError
+from lem.wording import InputError, check_choice
 
 ID_WORDS = ("id", "ids", "uid", "uuid", "guid", "key", "idx", "index", "rowid", "identifier", "serial", "unnamed")
 TIME_WORDS = ("time", "timestamp", "datetime", "date", "ds", "epoch")
@@ -26,7 +26,7 @@ LARGEST_EXACT = 2**53
 
 @dataclass(frozen=True)
 class Reading:
-    """How the user says that a table is to be read; see `lem.timeseries.fit_file`."""
+    """How a table is read; see `lem.timeseries.fit_file`."""
 
     target: str | None = None
     series: str | None = None
@@ -42,19 +42,11 @@ class Reading:
     missing: str = "error"
 
     def __post_init__(self) -> None:
-        choices = {
-            "gaps": GAPS,
-            "duplicates": DUPLICATES,
-            "missing": ("error", "mask"),
-            "layout": (None, "wide", "long"),
-        }
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if value not in known:
-                listed = ", ".join(str(choice) for choice in known if choice is not None)
-                raise InputError(
-                    lambda option, n=name, v=value, k=listed: f"{option(n)} must be one of {k}; got {v!r}."
-                )
+        check_choice(None, "gaps", self.gaps, GAPS)
+        check_choice(None, "duplicates", self.duplicates, DUPLICATES)
+        check_choice(None, "missing", self.missing, ON_MISSING)
+        if self.layout is not None:
+            check_choice(None, "layout", self.layout, ("wide", "long"))
 
 
 class Suspect(NamedTuple):
@@ -75,8 +67,7 @@ def decide(columns: Columns, reading: Reading, file: str, forecast: bool = False
         raise InputError(
             lambda option: (
                 f"{option('time')} needs {option('series')}: without it, {file} is read as one series per row, and a "
-                "row has no "
-                "time of its own."
+                "row has no time of its own."
             )
         )
     if reading.series is not None and not long:
@@ -162,10 +153,8 @@ def _steps(values: list[str], reading: Reading, file: str) -> tuple[tuple[str, .
         raise InputError(
             lambda option: (
                 f"The columns of {file} ({', '.join(others[:5])}) are not numbered as the steps of a series are (t0, "
-                "t1, ...). If "
-                f"each row is one step, give {option('series')} with the column that names the series; if each row "
-                "is a whole "
-                f"series, give {option('layout', 'wide')}."
+                f"t1, ...). If each row is one step, give {option('series')} with the column that names the series; if "
+                f"each row is a whole series, give {option('layout', 'wide')}."
             )
         )
     counts = {stem: [_number(stem, name) for name in names] for stem, names in found.items()}
@@ -175,8 +164,7 @@ def _steps(values: list[str], reading: Reading, file: str) -> tuple[tuple[str, .
             raise InputError(
                 lambda option, s=stem: (
                     f"The channels of {file} must have the same steps; {next(iter(found))!r} has {len(first)} and "
-                    f"{s!r} has "
-                    f"{len(counts[s])}. To leave a channel out, give {option('ignore')} with its columns."
+                    f"{s!r} has {len(counts[s])}. To leave a channel out, give {option('ignore')} with its columns."
                 )
             )
     channels = tuple(found) if len(found) > 1 else ("value",)
@@ -204,9 +192,9 @@ def _suspect(name: str, column: np.ndarray, grouped: bool) -> Suspect | None:
         return Suspect(name, "time", "it holds timestamps")
     values = _numeric(column)
     if last in ID_WORDS:
-        return Suspect(name, "id", "its name says so")
+        return Suspect(name, "id", "it is called so")
     if last in TIME_WORDS:
-        return Suspect(name, "time", "its name says so")
+        return Suspect(name, "time", "it is called so")
     if values is None and _share_of_numbers(column) > 0.5:  # a channel with a wrong entry, which is named later
         return None
     if values is None:
@@ -220,7 +208,7 @@ def _suspect(name: str, column: np.ndarray, grouped: bool) -> Suspect | None:
     if _counts_up(values):
         return Suspect(name, "time", "it counts up")
     if whole in CLOCK_WORDS and _goes_up(values):
-        return Suspect(name, "time", "its name says so, and it goes up")
+        return Suspect(name, "time", "it is called so, and its values increase")
     if is_whole and bool((known > 4e8).all()) and _goes_up(values):
         return Suspect(name, "time", "it holds increasing numbers of the size of Unix times")
     if is_whole and not grouped and _in_blocks(values):

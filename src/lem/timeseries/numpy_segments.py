@@ -1,4 +1,4 @@
-"""A forecaster by segments in NumPy alone: this file and `weights.npz` beside it are all there is.
+"""A forecaster by segments in NumPy alone: it needs this file and `weights.npz` only.
 
 model = Model("weights.npz")
 quantiles, _ = model(series)  # (batch, look_back, channel), NaN where missing -> (batch, horizon, channel, quantile)

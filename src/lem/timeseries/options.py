@@ -20,15 +20,13 @@ class EstimatorOption:
         name: of the argument.
         default: its default.
         switch: whether it is true or false.
-        tasks: the tasks whose estimators have it.
-        help: what its docstring says.
+        helps: for each task whose estimator has it, its description, from the docstring.
     """
 
     name: str
     default: Any
     switch: bool
-    tasks: tuple[str, ...]
-    help: str
+    helps: dict[str, str]
 
 
 def estimator_options() -> list[EstimatorOption]:
@@ -39,9 +37,9 @@ def estimator_options() -> list[EstimatorOption]:
         for name, parameter in inspect.signature(kind.__init__).parameters.items():
             if name in ("self", *FILE_OPTIONS) or parameter.kind is parameter.VAR_KEYWORD:
                 continue
-            before = found[name].tasks if name in found else ()
             switch = isinstance(parameter.default, bool)
-            found[name] = EstimatorOption(name, parameter.default, switch, (*before, task), helps.get(name, ""))
+            option = found.setdefault(name, EstimatorOption(name, parameter.default, switch, {}))
+            option.helps[task] = helps.get(name, "")
     return list(found.values())
 
 

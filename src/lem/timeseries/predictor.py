@@ -2,7 +2,7 @@
 
 A `Predictor` takes series in the user's units and answers in the user's units: it standardises, marks what is missing,
 runs a `SequenceModel` and turns the readout into labels, values or a forecast. Its file is one safetensors file whose
-JSON metadata says how to build it; loading executes nothing from the file and believes nothing it has not checked.
+JSON metadata describes how to build it; loading executes nothing from the file and checks everything it reads.
 """
 
 import json
@@ -11,31 +11,36 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from lem.atomic import write_atomically
-from lem.nn.cells import CELLS, State
+from lem.nn.cells import State
 from lem.nn.model import SequenceModel
 from lem.shapes import Float, Int
-from lem.spelling import nearest
 from lem.timeseries.batches import in_batches
 from lem.timeseries.forecasting import segment_answers
 from lem.timeseries.frozen import Frozen
 from lem.timeseries.gaps import Clock, with_times
-from lem.timeseries.schema import TIME_KINDS
+from lem.timeseries.model_file import (
+    FORMAT,
+    LABEL_TYPES,
+    VERSION,
+    checked_config,
+    file_digest,
+    read_model_file,
+    with_labels,
+)
+from lem.timeseries.schema import ON_MISSING
 from lem.timeseries.segment_stream import SegmentStream
 from lem.timeseries.segments import SegmentNetwork
 from lem.timeseries.series import Series, as_series
 from lem.timeseries.stream import Stream, Streams
-from lem.training.checkpoint import digest
 from lem.version import __version__
+from lem.wording import check_choice
 
 KINDS = ("classifier", "regressor", "forecaster")
-FORMAT, VERSION = "lem-model", 1
 BATCH = 256
-LABEL_TYPES = ("U", "|O", "|b1", *(f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8)), "|i1", "|u1")
 
 
 class Predictor(nn.Module):
@@ -57,7 +62,7 @@ class Predictor(nn.Module):
         missing: "error" refuses NaN; "mask" feeds zeros and a second set of channels that marks them.
         flat: whether the user's targets had no axis for targets, or a forecaster's series none for channels; for a
             classifier, whether a series can have several labels at once.
-        notes: what the model card says: plain values only.
+        notes: the content of the model card, plain values only.
         clock: for a model that takes the times of observations, what it counts as one step.
 
     Examples:
@@ -91,10 +96,8 @@ class Predictor(nn.Module):
         clock: Clock | None = None,
     ) -> None:
         super().__init__()
-        if kind not in KINDS:
-            raise ValueError(f"`kind` of Predictor must be one of {', '.join(KINDS)}; got {kind!r}.")
-        if missing not in ("error", "mask"):
-            raise ValueError(f"`missing` must be 'error' or 'mask'; got {missing!r}.")
+        check_choice("Predictor", "kind", kind, KINDS)
+        check_choice("Predictor", "missing", missing, ON_MISSING)
         self.kind = kind
         self.channels = channels
         self.outputs = outputs
@@ -163,7 +166,7 @@ class Predictor(nn.Module):
         raw = self.model.readout(features)
         if self.kind == "classifier":
             return torch.sigmoid(raw) if self.flat else torch.softmax(raw, dim=-1)
-        if self.kind == "forecaster":  # said as the distance from the last value seen
+        if self.kind == "forecaster":  # as the difference from the last value seen
             raw = last[..., None, : self.channels] + raw.unflatten(-1, (self.horizon, self.outputs))
         return raw.to(torch.float64) * self.target_scale + self.target_mean
 
@@ -269,35 +272,18 @@ class Predictor(nn.Module):
         text = json.dumps(config)
         tensors = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
         metadata = {"format": FORMAT, "version": str(VERSION), "lem": __version__, "config": text}
-        metadata["sha256"] = _digest(metadata, tensors)
+        metadata["sha256"] = file_digest(metadata, tensors)
         write_atomically(Path(path), save(tensors, metadata=metadata))
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Predictor":
-        """Read a model file; one that is damaged, hostile or from a newer version is a ValueError that says so."""
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"The model file must exist; got {path}.")
+        """Read a model file; raise ValueError if it is damaged, not safe to read or from a newer version."""
+        metadata, tensors = read_model_file(path)
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError) as error:
-            raise ValueError(f"Model file {path} is damaged or no safetensors file: {error}.") from error
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"{path} is a safetensors file, but not a model file of `lem fit` or `save`.")
-        version = metadata.get("version", "")
-        if not version.isdecimal() or int(version) < 1:
-            raise ValueError(f"Model file {path} must state its format version; got {version!r}.")
-        if int(version) > VERSION:
-            raise ValueError(
-                f"Model file {path} has format {version}, written by lem {metadata.get('lem')}; lem {__version__} "
-                f"reads formats up to {VERSION}: upgrade long-expressive-memory."
-            )
-        if metadata.get("sha256") != _digest(metadata, tensors):
-            raise ValueError(f"Model file {path} is damaged: its content does not match its checksum.")
-        try:
-            predictor = cls(**_checked(json.loads(metadata["config"]), tensors))
+            config = checked_config(json.loads(metadata["config"]), tensors)
+            _check_shapes(config, tensors)
+            predictor = cls(**with_labels(config))
             predictor.load_state_dict(tensors)
         except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError, RecursionError) as error:
             raise ValueError(f"Model file {path} cannot be used: {error}") from error
@@ -335,91 +321,6 @@ def _spread(values: np.ndarray) -> np.ndarray:
     unit = np.where(largest > 0, largest, 1.0)
     spread = unit * np.sqrt(((centred / unit) ** 2).sum(0) / np.maximum(known.sum(0), 1))
     return np.where(spread > 1e-14 * np.abs(_mean(values)), spread, 1.0)
-
-
-def _digest(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
-    return digest({key: metadata.get(key) for key in ("format", "version", "lem", "config")}, tensors)
-
-
-def _checked(config: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Check the metadata before anything is built from it: a checksum proves no good intentions."""
-    if not isinstance(config, dict):
-        raise ValueError("its metadata must be an object")
-    expected: dict[str, Any] = {
-        "kind": str,
-        "channels": int,
-        "outputs": int,
-        "architecture": dict,
-        "horizon": int,
-        "missing": str,
-    }
-    expected |= {"flat": bool, "notes": dict, "labels": dict | None}
-    config = {"clock": None, **config}  # files of models without times do not have it
-    expected["clock"] = dict | None
-    unknown, absent = config.keys() - expected.keys(), expected.keys() - config.keys()
-    if unknown or absent:
-        raise ValueError(f"its metadata must have {', '.join(expected)}; got {', '.join(config)}")
-    for key, kind in expected.items():
-        if not isinstance(config[key], kind) or (kind is int and isinstance(config[key], bool)):
-            raise ValueError(f"`{key}` of its metadata must be {kind}; got {config[key]!r}")
-    config["clock"] = _clock(config["clock"])
-    architecture = config["architecture"]
-    for key in ("device", "dtype"):
-        if key in architecture:
-            raise ValueError(f"its metadata must not name a {key}: move the model after it is loaded")
-    for name, value in tensors.items():
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise ValueError(f"its tensor {name!r} must be finite; it holds NaN or infinity")
-    cell = architecture.get("cell")
-    if cell not in CELLS:
-        raise ValueError(f"its cell {cell!r} is not known here.{nearest(str(cell), CELLS)}")
-    # No size may exceed what the file itself holds, so that no metadata can ask for memory beyond it.
-    held = sum(value.numel() for value in tensors.values())
-    layers = architecture.get("num_layers", 1)
-    if architecture.get("network") == "frozen":
-        layers = architecture.get("groups", 0) + len(architecture.get("selected", ()))
-        lists = [architecture.get(key, []) for key in ("dilations", "counts", "selected")]
-        if sum(len(part) for part in lists) > held or not all(
-            isinstance(n, int) and n <= held for n in architecture.get("counts", [])
-        ):
-            raise ValueError(f"its lists of kernels must fit the {held} numbers the file holds")
-    if layers > len(tensors):
-        raise ValueError(f"its {len(tensors)} tensors cannot be {layers} layers")
-    for key, size in {**architecture, **config}.items():
-        if isinstance(size, int) and not isinstance(size, bool) and not 0 <= size <= held:
-            raise ValueError(f"`{key}` of its metadata must lie in [0, {held}], the numbers the file holds; got {size}")
-    _check_shapes(config, tensors)
-    if config["labels"] is not None:
-        dtype, values = config["labels"].get("dtype"), config["labels"].get("values")
-        if dtype not in LABEL_TYPES or not isinstance(values, list) or len(values) != config["outputs"]:
-            raise ValueError(f"`labels` of its metadata must be one plain value per output; got {len(values or ())}")
-        config = {**config, "labels": _labels(dtype, values)}
-    if (config["labels"] is None) == (config["kind"] == "classifier"):
-        raise ValueError("a classifier, and nothing else, must have labels")
-    return config
-
-
-def _clock(found: dict[str, Any] | None) -> Clock | None:
-    if found is None:
-        return None
-    unit, kind = found.get("unit"), found.get("kind")
-    if found.keys() != {"unit", "kind"} or not isinstance(unit, float) or not 0.0 < unit < float("inf"):
-        raise ValueError(f"`clock` of its metadata must be a positive unit and a kind of times; got {found}")
-    if kind not in TIME_KINDS:
-        raise ValueError(f"`clock` of its metadata must have a kind among {', '.join(TIME_KINDS)}; got {kind!r}")
-    return Clock(unit, kind)
-
-
-def _labels(dtype: str, values: list[Any]) -> np.ndarray:
-    """Return the labels of a model file; texts as objects, since an array of texts gives each the longest's room."""
-    kind = str if dtype == "U" else object if dtype == "|O" else None
-    if not all(
-        isinstance(value, bool | int | float | str) and (kind is not str or type(value) is str) for value in values
-    ):
-        raise ValueError("`labels` of its metadata must be plain values of one type")
-    labels = np.empty(len(values), dtype=object if kind else np.dtype(dtype))
-    labels[:] = values
-    return labels
 
 
 def _check_shapes(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -58,7 +58,7 @@ def fit_readout(
         verbose: print each stage to standard error.
         name: of the estimator, for these lines.
         listener: called with a `Stage` as the fit goes on.
-        should_stop: asked from time to time; True raises KeyboardInterrupt, since half a ridge regression is no model.
+        should_stop: asked from time to time; True raises KeyboardInterrupt, since half a ridge regression is useless.
     """
     begun = time.monotonic()
     model = predictor.model

@@ -32,53 +32,6 @@ class LEMRegressor(RegressorMixin, SupervisedEstimator):
 
     _kind = "regressor"
 
-    def __init__(
-        self,
-        hidden_size: int = 64,
-        *,
-        effort: str = "default",
-        network: str = "auto",
-        cell: str = "lem",
-        causal: bool = False,
-        num_layers: int = 1,
-        bidirectional: bool = False,
-        dt: float | str = "auto",
-        cell_options: dict[str, Any] | None = None,
-        dropout: float = 0.0,
-        epochs: int = 150,
-        batch_size: int | str = "auto",
-        learning_rate: float = 5e-3,
-        weight_decay: float = 0.0,
-        validation_fraction: float = 0.2,
-        patience: int | None = 100,
-        missing: str = "error",
-        random_state: Any = None,
-        device: str = "cpu",
-        verbose: int = 0,
-    ) -> None:
-        super().__init__(
-            hidden_size,
-            cell=cell,
-            num_layers=num_layers,
-            bidirectional=bidirectional,
-            dt=dt,
-            cell_options=cell_options,
-            dropout=dropout,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            validation_fraction=validation_fraction,
-            patience=patience,
-            missing=missing,
-            random_state=random_state,
-            device=device,
-            verbose=verbose,
-        )
-        self.effort = effort
-        self.network = network
-        self.causal = causal
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True

@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from lem.timeseries import backtest as scoring
-from lem.timeseries.backtest import Backtest
+from lem.timeseries.backtest import Backtest, BacktestError
 from lem.timeseries.baselines import ridge_on_lags, seasonal_naive
 from lem.timeseries.estimator import Memory
 from lem.timeseries.forecasting import network_of, restored
@@ -31,7 +31,7 @@ class RollingForecasting(SegmentForecasting):
         future: Any = None,
         static: Any = None,
     ) -> Backtest:
-        """Score forecasts over rolling origins that training has not seen, beside simple baselines.
+        """Score forecasts over rolling origins that training has not seen, next to simple baselines.
 
         The model is trained on the steps before `start`, of which the last parts choose the epoch and calibrate the
         intervals (with at most 5,000 steps, it is then trained on all of them). It then forecasts at every `stride`
@@ -60,7 +60,7 @@ class RollingForecasting(SegmentForecasting):
         first = np.array([int(start) if isinstance(start, int | np.integer) else round(start * n) for n in lengths])
         first = np.minimum(first, lengths - horizon)
         if stride < 1 or (first < horizon + 2).all():
-            raise ValueError(
+            raise BacktestError(
                 f"A backtest of {horizon} steps needs longer series, or a smaller `start`: got series of up to "
                 f"{lengths.max()} steps, `start` {start!r} and `stride` {stride}."
             )
@@ -69,7 +69,7 @@ class RollingForecasting(SegmentForecasting):
         origins = [np.arange(a, n - horizon + 1, stride) for a, n in zip(first, lengths)]
         segments = self._chosen_network(first) == "segments"
         if not segments:
-            raise ValueError(
+            raise BacktestError(
                 f"A backtest needs network='segments', and series long enough for it: four times the horizon of "
                 f"{horizon} and 24 steps before `start`. Forecast fewer steps, or set network='segments'."
             )

@@ -68,7 +68,7 @@ def regularise(
     found = Sampling(None, sum(int((np.diff(times.values[rows]) == 0).sum()) for rows in ordered))
     if found.duplicates and duplicates == "error":
         raise _repeated(times, ordered, names, column, found.duplicates)
-    series = [_distinct(values[:, rows], times.values[rows], duplicates) for rows in ordered]
+    series = [distinct(values[:, rows], times.values[rows], duplicates) for rows in ordered]
     if found.duplicates:
         kept = "their mean" if duplicates == "mean" else f"the {duplicates} value"
         found.notes.append(f"{found.duplicates} repeated times: {kept} was kept")
@@ -109,7 +109,7 @@ def regularise(
     return sampled, found
 
 
-def _distinct(values: np.ndarray, moments: np.ndarray, which: str) -> tuple[np.ndarray, np.ndarray]:
+def distinct(values: np.ndarray, moments: np.ndarray, which: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the values and times with one step for each time."""
     starts = np.flatnonzero(np.concatenate([[True], np.diff(moments) != 0]))
     if len(starts) == len(moments):
@@ -128,9 +128,8 @@ def _resampled(values: np.ndarray, moments: np.ndarray, interval: float, name: s
     if count > MOST_GROWTH * len(moments) + 1000:
         raise InputError(
             lambda option: (
-                f"Series {name} would grow from {len(moments)} to {count} steps by resampling: its gaps are too "
-                "long. Split "
-                f"it at the gaps, or give {option('gaps', 'ignore')}."
+                f"Series {name} would grow from {len(moments)} to {count} steps by resampling: its gaps are too long. "
+                f"Split it at the gaps, or give {option('gaps', 'ignore')}."
             )
         )
     grid = interval * np.arange(count)
@@ -143,11 +142,9 @@ def _repeated(times: Times, ordered: list[np.ndarray], names: list[str], column:
     moment, first, second = times.show(times.values[rows[same[0]]]), rows[same[0]], rows[same[0] + 1]
     return InputError(
         lambda option: (
-            f"{column!r} repeats {count} times (first: {moment} in rows {first + 1} and {second + 1}, series "
-            f"{name}). Give "
-            f"{option('duplicates', 'first')}, {option('duplicates', 'last')} or {option('duplicates', 'mean')} to "
-            "keep one "
-            "value for each time."
+            f"{column!r} repeats {count} times (first: {moment} in rows {first + 1} and {second + 1}, series {name}). "
+            f"Give {option('duplicates', 'first')}, {option('duplicates', 'last')} or {option('duplicates', 'mean')} "
+            "to keep one value for each time."
         )
     )
 
@@ -163,10 +160,9 @@ def _irregular(
     usual, count = show_span(found.interval, times.kind), found.gaps
     return InputError(
         lambda option: (
-            f"{column!r} is irregular: {count} steps differ from the usual {usual} (first: from {before} to {after} "
-            "in series "
-            f"{name}). Give {option('gaps', 'elapsed')} to let the model see the time between steps, "
-            f"{option('gaps', 'resample')} to interpolate at every {usual}, or {option('gaps', 'ignore')} to use "
-            "the order alone."
+            f"{column!r} is irregular: {count} steps differ from the usual {usual} (first: from {before} to {after} in "
+            f"series {name}). Give {option('gaps', 'elapsed')} to let the model see the time between steps, "
+            f"{option('gaps', 'resample')} to interpolate at every {usual}, or {option('gaps', 'ignore')} to use the "
+            "order alone."
         )
     )

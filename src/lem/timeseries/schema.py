@@ -1,4 +1,4 @@
-"""What a model file knows of the data it was trained on: columns by name, their roles, time and missing values."""
+"""The schema in a model file: the columns it was trained on by name, their roles, time and missing values."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -11,6 +11,7 @@ from lem.wording import InputError
 LAYOUTS = ("wide", "long", "array")
 GAPS = ("error", "ignore", "resample", "elapsed")
 DUPLICATES = ("error", "first", "last", "mean")
+ON_MISSING = ("error", "mask")
 TIME_KINDS = ("datetime", "duration", "number")
 
 
@@ -82,7 +83,7 @@ class Schema:
             schema = cls(**values)
         except TypeError as error:
             raise ValueError(f"its schema is not complete: {error}") from error
-        choices = {"layout": LAYOUTS, "gaps": GAPS, "duplicates": DUPLICATES, "missing": ("error", "mask")}
+        choices = {"layout": LAYOUTS, "gaps": GAPS, "duplicates": DUPLICATES, "missing": ON_MISSING}
         for name, known in {
             **choices,
             "time_kind": (None, *TIME_KINDS),
@@ -127,8 +128,7 @@ class Schema:
                 raise InputError(
                     lambda option: (
                         f"{file} has more steps than the model was trained on: {_listed(longer)}. To leave them out, "
-                        "give "
-                        f"{option('ignore', longer[:5])}."
+                        f"give {option('ignore', longer[:5])}."
                     )
                 )
         return extra

@@ -24,7 +24,7 @@ def season_of(interval: float) -> int:
 
 
 def season_from_values(series: Iterable[np.ndarray], longest: int = 400) -> int:
-    """Return the lag of the highest peak of the autocorrelation of detrended series; 1 if none stands out.
+    """Return the lag of the highest peak of the autocorrelation of detrended series; 1 if there is no clear peak.
 
     Args:
         series: each (time, channel), NaN where missing.

@@ -19,6 +19,7 @@ from lem.timeseries import numpy_segments
 from lem.timeseries.forecasting import network_of
 from lem.timeseries.intervals import NARROWEST
 from lem.timeseries.predictor import Predictor
+from lem.timeseries.tracing import need_onnx, quiet
 
 
 class WindowProgram(nn.Module):
@@ -97,11 +98,9 @@ def write_segments(predictor: Predictor, to: str, folder: Path) -> None:
 
 
 def _exported(predictor: Predictor, program: WindowProgram) -> Any:
-    from lem.timeseries.export import _quiet
-
     network = network_of(predictor)
     example = torch.zeros(2, network.look_back, predictor.channels)
-    with torch.no_grad(), _quiet(), loop_only():
+    with torch.no_grad(), quiet(), loop_only():
         return torch.export.export(program, (example, ()), dynamic_shapes=({0: torch.export.Dim.DYNAMIC}, ()))
 
 
@@ -110,10 +109,8 @@ def _write_torch(predictor: Predictor, program: WindowProgram, folder: Path) -> 
 
 
 def _write_onnx(predictor: Predictor, program: WindowProgram, folder: Path) -> None:
-    from lem.timeseries.export import _need, _quiet
-
-    _need("onnx", "onnxruntime", "onnxscript")
-    with _quiet():
+    need_onnx()
+    with quiet():
         exported = torch.onnx.export(
             _exported(predictor, program), input_names=["series"], output_names=["answer"], dynamo=True, verbose=False
         )
@@ -130,9 +127,9 @@ def _write_onnx(predictor: Predictor, program: WindowProgram, folder: Path) -> N
 def _write_numpy(predictor: Predictor, program: WindowProgram, folder: Path) -> None:
     network = network_of(predictor)
     if type(network.recurrent.cells[0]) is not LEMCell or network.mixing or network.decoder != "parallel":
-        raise ValueError("The export to numpy must be of LEM without mixing, decoded at once: use onnx.")
+        raise ValueError("Only LEM without mixing, with decoder='parallel', can be exported to numpy: use onnx.")
     if len(network.recurrent.cells) > 1:
-        raise ValueError("The export to numpy must be of one layer: use onnx.")
+        raise ValueError("Only one layer can be exported to numpy: use onnx.")
     cell: Any = network.recurrent.cells[0]
     config = {
         "channels": network.channels,

@@ -1,6 +1,5 @@
 """The part of `LEMForecaster` that forecasts by segments: covariates, intervals, backtests."""
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from lem.timeseries.segment_training import (
 from lem.timeseries.series import unpacked
 from lem.timeseries.timeline import Step, are_regular_dates, as_nanoseconds, check_regular, find_step
 from lem.timeseries.windows import Panel, Units
+from lem.wording import check_choice
 
 NETWORKS = ("auto", "segments", "steps")
 STEPS_ONLY = (
@@ -68,12 +68,8 @@ class SegmentForecasting(SeriesEstimator):
     # --- what is used -----------------------------------------------------------------------------------------------
 
     def _check_segment_parameters(self) -> None:
-        if self.network not in NETWORKS:
-            raise ValueError(
-                f"`network` of {self._name} must be one of {', '.join(map(repr, NETWORKS))}; got {self.network!r}."
-                f"{nearest(str(self.network), NETWORKS)}"
-            )
-        if self.network == "segments" and (given := self._set_for_steps()):
+        check_choice(self._name, "network", self.network, NETWORKS)
+        if self.network == "segments" and (given := self._changed(STEPS_ONLY)):
             raise ValueError(
                 f"`{given[0]}` of {self._name} applies to network='steps' only; for segments, set it in "
                 "`segment_options`."
@@ -94,14 +90,10 @@ class SegmentForecasting(SeriesEstimator):
     def _transform(self) -> str | None:
         return "log" if self.log else None
 
-    def _set_for_steps(self) -> list[str]:
-        defaults = inspect.signature(type(self).__init__).parameters
-        return [name for name in STEPS_ONLY if getattr(self, name) != defaults[name].default]
-
     def _chosen_network(self, lengths: np.ndarray, times: Any = None, time_unit: float | None = None) -> str:
         if self.network != "auto":
             return self.network
-        if self._set_for_steps() or int(np.median(lengths)) < FEWEST_STEPS * self.horizon or lengths.max() < 24:
+        if self._changed(STEPS_ONLY) or int(np.median(lengths)) < FEWEST_STEPS * self.horizon or lengths.max() < 24:
             return "steps"
         if time_unit is not None or (times is not None and not are_regular_dates(times, lengths)):
             return "steps"

@@ -25,9 +25,9 @@ SHARE = 0.15
 RIDGE_NUMBERS, MOST_RIDGE_ROWS = 3_000_000, 20_000
 """The size of the ridge regression that a network starts with, and its most rows."""
 SMALL = 5000
-"""With at most so many steps in all, training begins with ridge regression, and a backtest trains once more."""
+"""With at most this many steps in all, training begins with ridge regression, and a backtest trains once more."""
 MANY = 20
-"""With so many series, spans too short for two parts are shared out among the series."""
+"""With at least this many series, spans too short for two parts are shared out among the series."""
 RECIPE: dict[str, Any] = {"epochs": 6, "updates": 120, "learning_rate": 1e-3, "batch_size": "auto"}
 """How a network is trained; `updates` are those of an epoch, so that long and short series cost the same."""
 
@@ -83,7 +83,7 @@ class Development:
 
 
 def origins_within(begins: np.ndarray, ends: np.ndarray, horizon: int, most: int | None = None) -> list[np.ndarray]:
-    """Return the steps of each series at which a forecast lies in a span; with `most`, about so many, evenly."""
+    """Return the steps of each series at which a forecast lies in a span; with `most`, about that many, evenly."""
     found = [np.arange(max(int(a), FEWEST_KNOWN), int(b) - horizon + 1) for a, b in zip(begins, ends)]
     total = sum(map(len, found))
     if most is not None and total > most:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lem.nn.recurrent import Recurrent
 from lem.shapes import Float
+from lem.wording import check_choice
 
 DECODERS = ("parallel", "recursive")
 FLOOR = 0.05
@@ -36,7 +37,7 @@ class SegmentNetwork(nn.Module):
         future: the number of covariates known in advance.
         static: the number of features that do not change.
         quantiles: the levels of the quantiles forecast.
-        masked: whether the network is told which values are missing.
+        masked: whether the network has inputs that mark missing values.
         mixing: read the segments of all channels together; by default each channel is forecast from itself, with the
             same weights for all.
         decoder: "parallel" decodes all future segments from the state after the history; "recursive" decodes one,
@@ -48,7 +49,7 @@ class SegmentNetwork(nn.Module):
         num_layers: its number of layers.
         dropout: of what the readout reads.
         cell_options: further options of the cell.
-        own_units: whether each series has units of its own, found from its history.
+        own_units: whether each series is standardised by its own history.
         calendar: the calendar cycles among the future covariates, the last of which they are.
         transform: "log" if the values are logarithms.
     """
@@ -87,8 +88,7 @@ class SegmentNetwork(nn.Module):
             raise ValueError(
                 f"`look_back` of SegmentNetwork must be a multiple of `segment`, {segment}; got {look_back}."
             )
-        if decoder not in DECODERS:
-            raise ValueError(f"`decoder` must be one of {', '.join(DECODERS)}; got {decoder!r}.")
+        check_choice("SegmentNetwork", "decoder", decoder, DECODERS)
         self.channels, self.horizon, self.look_back, self.segment = channels, horizon, look_back, segment
         self.quantiles, levels = tuple(quantiles), len(quantiles)
         self.own_units, self.calendar, self.transform = own_units, tuple(calendar), transform

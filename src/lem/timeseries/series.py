@@ -191,7 +191,7 @@ def from_table(
 
     Args:
         table: a pandas or polars frame, or a mapping of columns.
-        series: the column that says which series a row belongs to; None where all rows are one series.
+        series: the column that names the series of a row; None where all rows are one series.
         time: the column to sort by within each series; the order of the rows by default.
         channels: the value columns; by default all others.
         target: the column of the target, which must not change within a series.

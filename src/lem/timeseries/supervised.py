@@ -1,6 +1,5 @@
 """What classifier and regressor share: the choice of network, weights of samples, an evaluation set, explanations."""
 
-import inspect
 from typing import Any, Self
 
 import numpy as np
@@ -9,13 +8,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
 
 from lem.nn.cells import CELLS
-from lem.spelling import nearest
 from lem.timeseries.estimator import Memory, SeriesEstimator
 from lem.timeseries.explain import Explanation, occlusion
 from lem.timeseries.frozen import Frozen, plan
 from lem.timeseries.gaps import with_times
 from lem.timeseries.readout import EFFORTS, fit_readout
 from lem.timeseries.series import Series
+from lem.wording import check_choice
 
 NETWORKS = ("auto", "features", "lem")
 TRAINED_ONLY = (
@@ -41,16 +40,42 @@ class SupervisedEstimator(SeriesEstimator):
     Args:
         effort: of frozen features: "quick" (3,000 features), "default" (10,000) or "best" (30,000, and a choice
             between kinds of features by the leave-one-out error).
-        network: "features" draws a network and solves a ridge regression on its features (`LEMFeatures`); "lem" trains
-            one recurrent network from end to end; "auto" takes "features" unless a parameter is set that only
+        network: "features" (frozen features and a ridge regression, see `LEMFeatures`), "lem" (one recurrent network
+            that is trained from end to end) or "auto", which takes "features" unless a parameter is set that only
             training has, such as `epochs`.
-        cell: the recurrent model of either network, a name in `lem.CELLS`.
+        cell: the recurrent model, a name in `lem.CELLS`.
         causal: compute features that do not look ahead, so that `stream` works.
     """
 
     effort: str
     network: str
     causal: bool
+
+    def __init__(
+        self,
+        hidden_size: int = 64,
+        *,
+        effort: str = "default",
+        network: str = "auto",
+        cell: str = "lem",
+        causal: bool = False,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dt: float | str = "auto",
+        cell_options: dict[str, Any] | None = None,
+        dropout: float = 0.0,
+        epochs: int = 150,
+        batch_size: int | str = "auto",
+        learning_rate: float = 5e-3,
+        weight_decay: float = 0.0,
+        validation_fraction: float = 0.2,
+        patience: int | None = 100,
+        missing: str = "error",
+        random_state: Any = None,
+        device: str = "cpu",
+        verbose: int = 0,
+    ) -> None:
+        self._keep(locals())
 
     # --- fitting ----------------------------------------------------------------------------------------------------
 
@@ -111,28 +136,16 @@ class SupervisedEstimator(SeriesEstimator):
         """The network that `fit` uses: "features" or "lem"."""
         if self.network != "auto":
             return self.network
-        return "lem" if self._set_for_training() else "features"
-
-    def _set_for_training(self) -> list[str]:
-        defaults = inspect.signature(type(self).__init__).parameters
-        return [name for name in TRAINED_ONLY if getattr(self, name) != defaults[name].default]
+        return "lem" if self._changed(TRAINED_ONLY) else "features"
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        for name, known in (("network", NETWORKS), ("effort", tuple(EFFORTS))):
-            value = getattr(self, name)
-            if value not in known:
-                raise ValueError(
-                    f"`{name}` of {self._name} must be one of {', '.join(map(repr, known))}; got {value!r}."
-                    f"{nearest(str(value), known)}"
-                )
-        if self.network == "features" and (given := self._set_for_training()):
+        check_choice(self._name, "network", self.network, NETWORKS)
+        check_choice(self._name, "effort", self.effort, EFFORTS)
+        if self.network == "features" and (given := self._changed(TRAINED_ONLY)):
             raise ValueError(f"`{given[0]}` of {self._name} applies to network='lem' only; network is 'features'.")
-        if self._network == "features" and self.cell not in CELLS:
-            raise ValueError(
-                f"`cell` of {self._name} must be one of {', '.join(sorted(CELLS))}; got {self.cell!r}."
-                f"{nearest(str(self.cell), CELLS)}"
-            )
+        if self._network == "features":
+            check_choice(self._name, "cell", self.cell, sorted(CELLS))
 
     def _balance(self, targets: np.ndarray) -> np.ndarray | None:
         """Return the weight of each series by its class, or None."""

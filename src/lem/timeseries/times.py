@@ -55,9 +55,14 @@ class Times:
     def show(self, value: Any) -> str:
         """Write one of the values as people do."""
         if self.kind == "datetime":
-            text = str(np.datetime64(int(value), "ns")).replace("T", " ")
-            return text.rstrip("0").rstrip(".") if "." in text else text
+            return show_date(value)
         return show_span(float(value) / self.unit, self.kind)
+
+
+def show_date(moment: int) -> str:
+    """Write a time in nanoseconds since 1970 as a date, down to the digits that are not zero."""
+    text = str(np.datetime64(int(moment), "ns")).replace("T", " ")
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def show_span(span: float, kind: str) -> str:
@@ -165,8 +170,7 @@ def _iso(entries: list[str], name: str) -> np.ndarray:
             raise InputError(
                 lambda option, row=row, text=text: (
                     f"Column {name!r} must hold times: numbers, timestamps such as 2024-01-31 12:00:05, or durations "
-                    "such as "
-                    f"00:01:30; got {text!r} in row {row + 1}. For another form of dates give "
+                    f"such as 00:01:30; got {text!r} in row {row + 1}. For another form of dates give "
                     f"{option('time_format', '%d.%m.%Y')}."
                 )
             ) from None

@@ -20,13 +20,12 @@ from filelock import FileLock, Timeout
 
 from lem.atomic import save_figure, write_atomically
 from lem.extras import extra, pyplot
-from lem.spelling import nearest
 from lem.timeseries.files import SeriesFile
 from lem.timeseries.fitting import make_estimator, parts, take, understand
 from lem.timeseries.layout import Reading
 from lem.timeseries.scores import one_score
 from lem.training.data import mix
-from lem.wording import InputError
+from lem.wording import InputError, check_choice
 
 SAMPLERS = ("random", "tpe")
 METRICS = {
@@ -52,7 +51,7 @@ class StoppedError(Exception):
 
 @dataclass
 class Step:
-    """What a search tells while it runs: the trial and fold that begin, or a trial that ended."""
+    """The progress of a search: the trial and fold that begin, or a trial that ended."""
 
     trial: int
     trials: int
@@ -344,25 +343,13 @@ def _check(trials: int, folds: int, sampler: str) -> None:
     for name, value, least in (("trials", trials, 1), ("folds", folds, 2)):
         if value < least:
             raise InputError(lambda option, n=name, v=value, k=least: f"{option(n)} must be at least {k}; got {v}.")
-    if sampler not in SAMPLERS:
-        raise InputError(
-            lambda option: (
-                f"{option('sampler')} must be one of {', '.join(SAMPLERS)}; got {sampler!r}."
-                f"{nearest(sampler, SAMPLERS)}"
-            )
-        )
+    check_choice(None, "sampler", sampler, SAMPLERS)
 
 
 def _metric(task: str, metric: str | None) -> str:
-    known = METRICS[task]
-    if metric is not None and metric not in known:
-        raise InputError(
-            lambda option: (
-                f"{option('metric')} must be one of {', '.join(known)} to {task}; got {metric!r}."
-                f"{nearest(metric, known)}"
-            )
-        )
-    return metric or next(iter(known))
+    metric = metric or next(iter(METRICS[task]))
+    check_choice(None, "metric", metric, METRICS[task])
+    return metric
 
 
 def _space(search: dict[str, Any] | None, fixed: dict[str, Any], task: str) -> dict[str, dict[str, Any]]:

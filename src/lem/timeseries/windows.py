@@ -62,7 +62,7 @@ class Units:
     Attributes:
         mean: of each channel.
         scale: of each channel.
-        own: whether each series has units of its own, found from its history.
+        own: whether each series is standardised by its own history.
         covariate_mean: of the past, the future and the static features, in this order.
         covariate_scale: the same.
     """

@@ -1,4 +1,4 @@
-"""The only training loop: it receives a module and data, and knows neither tasks nor cells.
+"""The only training loop: it receives a module and data, and does not depend on tasks or cells.
 
 One update is in `lem.training.update`; what changes while a run goes on, and how it is saved and restored, is in
 `lem.training.run`; the options are checked in `lem.training.options`.
@@ -15,11 +15,12 @@ from torch import nn
 from lem.training.data import Split, at_steps, even_steps, rows
 from lem.training.distributed import ALONE, Processes
 from lem.training.metrics import METRICS, Loss, Metric
-from lem.training.options import Options, check_device, check_one_of
+from lem.training.options import Options, check_device
 from lem.training.run import Progress, Run
 from lem.training.store import Memory, Store
 from lem.training.update import answered, update
 from lem.training.watch import read
+from lem.wording import check_choice
 
 __all__ = ["Event", "Memory", "Progress", "Store", "check_device", "evaluate", "fit"]
 
@@ -74,7 +75,7 @@ def evaluate(
         True
     """
     if isinstance(metric, str):
-        check_one_of("metric", metric, METRICS, "evaluate")
+        check_choice("evaluate", "metric", metric, METRICS)
     judge, sums, count = METRICS[metric] if isinstance(metric, str) else metric, [], 0
     training, state = model.training, None
     model.eval()
@@ -225,7 +226,7 @@ def fit(
             last_save = time.monotonic()
     if progress.best is None:
         raise FloatingPointError(
-            f"The validation {metric} was never a number; got {progress.history[-1]['valid']} in all "
+            f"The validation {metric} was NaN or infinite; got {progress.history[-1]['valid']} in all "
             f"{progress.evaluations} evaluations."
         )
     model.load_state_dict(run.best)

@@ -9,6 +9,7 @@ import torch
 
 from lem.training.metrics import LOSSES, METRICS, Loss, Metric
 from lem.training.schedule import SCHEDULES
+from lem.wording import check_choice
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -66,14 +67,14 @@ class Options:
             if not (isinstance(value, Real) and float(value) >= 0.0):
                 raise ValueError(f"`{name}` of fit must be a number of at least 0; got {value!r}.")
         object.__setattr__(self, "device", check_device(self.device, "fit"))  # the one behind "auto"
-        check_one_of("optimizer", self.optimizer, OPTIMIZERS)
-        check_one_of("schedule", self.schedule, SCHEDULES)
+        check_choice("fit", "optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("fit", "schedule", self.schedule, SCHEDULES)
         if isinstance(self.loss, str):
-            check_one_of("loss", self.loss, LOSSES)
+            check_choice("fit", "loss", self.loss, LOSSES)
         if isinstance(self.metric, str):
-            check_one_of("metric", self.metric, METRICS)
-        check_one_of("loss_over_time", self.loss_over_time, ("mean", "sum"))
-        check_one_of("autocast", self.autocast, (None, "bfloat16"))
+            check_choice("fit", "metric", self.metric, METRICS)
+        check_choice("fit", "loss_over_time", self.loss_over_time, ("mean", "sum"))
+        check_choice("fit", "autocast", self.autocast, (None, "bfloat16"))
 
     @property
     def judge(self) -> Metric:
@@ -84,12 +85,6 @@ class Options:
     def criterion(self) -> Loss:
         """The loss itself."""
         return LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
-
-
-def check_one_of(name: str, value: object, known: Any, whose: str = "fit") -> None:
-    """Refuse a value that is not among the known ones."""
-    if value not in known:
-        raise ValueError(f"`{name}` of {whose} must be one of {', '.join(map(str, known))}; got {value!r}.")
 
 
 def check_device(device: str, whose: str) -> str:

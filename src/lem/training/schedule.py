@@ -2,6 +2,8 @@
 
 import math
 
+from lem.wording import check_choice
+
 SCHEDULES = ("constant", "step", "cosine", "one-cycle")
 
 
@@ -22,8 +24,7 @@ def rate(schedule: str, epoch: int, fraction: float, drop_after: int | None, dro
         return drop_factor if drop_after is not None and epoch >= drop_after else 1.0
     if schedule == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * fraction))
-    if schedule == "one-cycle":
-        if fraction < 0.3:
-            return 0.04 + 0.96 * 0.5 * (1.0 - math.cos(math.pi * fraction / 0.3))
-        return 0.5 * (1.0 + math.cos(math.pi * (fraction - 0.3) / 0.7))
-    raise ValueError(f"`schedule` of fit must be one of {', '.join(SCHEDULES)}; got {schedule!r}.")
+    check_choice("fit", "schedule", schedule, SCHEDULES)
+    if fraction < 0.3:  # one-cycle
+        return 0.04 + 0.96 * 0.5 * (1.0 - math.cos(math.pi * fraction / 0.3))
+    return 0.5 * (1.0 + math.cos(math.pi * (fraction - 0.3) / 0.7))

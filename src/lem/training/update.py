@@ -105,7 +105,7 @@ def answered(prediction: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _inside(batch: Batch, lengths: Tensor) -> Tensor:
-    """Return which steps (time, batch) are no padding."""
+    """Return which steps (time, batch) are not padding."""
     return torch.arange(len(batch.inputs), device=lengths.device)[:, None] < lengths
 
 

@@ -1,4 +1,4 @@
-"""The C++ kernel. Nothing outside this folder knows the library.
+"""The C++ kernel. Nothing outside this folder uses the library.
 
 `library` loads it, chooses the instruction set (`LEM_TARGET` overrides) and reports what it can run; `lem` runs LEM as
 the torch operator `lem::sequence`; `coupled` runs the cells whose step is one product, `units` the cells whose units do

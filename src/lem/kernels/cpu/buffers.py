@@ -64,7 +64,9 @@ class _Cache:
             self.release()
             address = library().lem_pages(size)
         if not address:
-            raise MemoryError(f"the LEM kernel needs {size:,} bytes more than there are; try memory='bounded'.")
+            raise MemoryError(
+                f"the LEM kernel could not allocate {size:,} bytes; use memory='bounded' or a smaller batch."
+            )
         return _Block(address, size)
 
     def release(self) -> None:

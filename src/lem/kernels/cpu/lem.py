@@ -29,7 +29,7 @@ TEAM = 0
 def readable(
     operator: str, name: str, given: Any, shape: tuple[int, ...], dtype: torch.dtype, contiguous: bool = True
 ) -> Tensor:
-    """Return a tensor whose memory holds what the tensor says, or raise.
+    """Return a tensor whose memory the kernel can read, or raise.
 
     It is on the CPU, dense, of this shape and type, without a pending negation, and contiguous; with
     `contiguous=False` the last axis alone is.

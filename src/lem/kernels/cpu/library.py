@@ -55,7 +55,7 @@ class Problem(ctypes.Structure):
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether an ELF file is as long as its header says; the loader would die of what is missing."""
+    """Return whether an ELF file is as long as its header declares; loading a shorter one ends the process."""
     with path.open("rb") as file:
         header = file.read(64)
     if header[:6] != b"\x7fELF\x02\x01":  # another format: its loader decides
@@ -77,9 +77,7 @@ def broken(why: str) -> Reason:
 def load(path: Path) -> tuple[ctypes.CDLL | None, Reason | None]:
     """Return the library with its functions' types and None, or None and the reason why it cannot be used."""
     if not path.exists():
-        return None, Reason(
-            "not built", "the C++ kernel is not built", "Install again with a C++ compiler (GCC or Clang)."
-        )
+        return None, NOT_BUILT
     if not is_whole(path):
         return None, broken(f"{path.name} is incomplete")
     try:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lem.kernels.cpu.library import KEEP, Problem, library, threads
+from lem.wording import check_choice
 
 
 class Forecast(NamedTuple):
@@ -57,8 +58,7 @@ def memory_forecast(
         >>> store > 3 * bounded
         True
     """
-    if memory not in KEEP:
-        raise ValueError(f"`memory` of memory_forecast must be one of {', '.join(KEEP)}; got {memory!r}.")
+    check_choice("memory_forecast", "memory", memory, KEEP)
     item, d_z, d_y = dtype.itemsize, hidden_size, proj_size or hidden_size
     sizes = (steps, batch, input_size, hidden_size)
     # Far above what the kernel takes; in C the products would wrap around.

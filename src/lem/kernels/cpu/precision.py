@@ -57,14 +57,6 @@ def describe_precision(u: Tensor, precision: str = "auto") -> str:
     return str(types.computes).removeprefix("torch.")
 
 
-def check_precision(owner: str, precision: object) -> str:
-    """Return `precision` if it is a known value; raise ValueError otherwise."""
-    if not isinstance(precision, str) or precision not in PRECISIONS:
-        known = ", ".join(map(repr, PRECISIONS))
-        raise ValueError(f"`precision` of {owner} must be one of {known}; got {precision!r}.")
-    return precision
-
-
 def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `x` in another type, its gradient in its own. Long sequences go into buffers that are reused."""
     if x.dtype == dtype:

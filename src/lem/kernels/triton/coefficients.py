@@ -61,7 +61,7 @@ def coefficients(
     """Write c, pairs (c_y, c_2), (c_z, c_1), (1 - dt_y, 1 - dt_z) of (3, T, B, d, 2); with SINGLE only (c_y, c_z).
 
     Also writes y as it entered the products of each step, (T, B, d). (y0, z0) is the state before the first step. With
-    PACE one more pair of planes says what the state gains by a longer elapsed time; with SINGLE, by a longer time step.
+    PACE one more pair of planes is what the state gains from a longer elapsed time; with SINGLE, by a longer time step.
     """
     at = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     n = tl.program_id(1).to(tl.int64) * N + tl.arange(0, N)

@@ -106,7 +106,7 @@ class Problem(NamedTuple):
         return self._replace(weight_z=_longer(self.weight_z, more), **found)  # type: ignore[arg-type]
 
     def parts(self, x: Tensor) -> list[tuple[Tensor, bool]]:
-        """Split the rows of weight_u, weight_y or bias into those of each map; the flag says which maps are of y."""
+        """Split the rows of weight_u, weight_y or bias into those of each map; the flag marks the maps of y."""
         d_y, d_z = self.weight_z.shape
         of_y = (False, True) if self.single else (False, True, False, True)
         sizes = [d_y if y else d_z for y in of_y]

@@ -93,7 +93,7 @@ class AntisymmetricCell(PointwiseCell):
         return affine(u, self.weight_u, self.bias)
 
     def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
-        """Return the weights of the increment and of h; they are no parameters."""
+        """Return the weights of the increment and of h; they are not parameters."""
         return self.weight_u.new_tensor((self.epsilon, 1.0))[:, None].expand(-1, self.hidden_size)
 
     def pointwise(

@@ -18,6 +18,7 @@ from lem.nn.cells.scan import scan
 from lem.nn.cells.state import register_state
 from lem.nn.cells.timing import check_elapsed, seen_by_steps
 from lem.shapes import Bool, Float, Int
+from lem.wording import check_choice
 
 State: TypeAlias = tuple[Tensor, ...]
 """A NamedTuple of tensors whose first axis is the batch; field 0 is what others read."""
@@ -91,14 +92,15 @@ class Cell(nn.Module):
 
     def __init__(self, input_size: int, hidden_size: int, backend: str = "auto") -> None:
         super().__init__()
-        self.backend = choose.check_backend(type(self).__name__, backend)
+        check_choice(type(self).__name__, "backend", backend, choose.BACKENDS)
+        self.backend = backend
         for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"`{name}` of {type(self).__name__} must be a positive integer; got {size!r}.")
         self.input_size = input_size
         self.hidden_size = hidden_size
 
-    # --- what a cell says of itself -------------------------------------------------------------------------------
+    # --- properties of a cell -------------------------------------------------------------------------------------
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
@@ -106,7 +108,7 @@ class Cell(nn.Module):
         return (self.hidden_size,) * len(self.state_type._fields)
 
     def init_state(self, batch: int) -> State:
-        """Return the state before the first step: zeros unless the cell says otherwise."""
+        """Return the state before the first step: zeros by default."""
         like = self.any_parameter()
         return self.state_type(*(like.new_zeros(batch, size) for size in self.state_sizes))
 
@@ -319,7 +321,7 @@ class Cell(nn.Module):
         """Take note of a sequence that has run, from its initial and final states."""
 
     def param_groups(self, learning_rate: float) -> list[dict[str, Any]]:
-        """Return the optimiser's parameter groups: all parameters at one rate unless the cell says otherwise."""
+        """Return the optimiser's parameter groups: all parameters at one rate by default."""
         return [{"params": list(self.parameters()), "lr": learning_rate}]
 
     def penalty(self) -> Tensor | None:

@@ -103,7 +103,7 @@ class CoRNNCell(PointwiseCell):
         return affine(u, self.weight_u, self.bias)
 
     def constants(self, *rest: Tensor) -> Float[Tensor, "constants hidden"]:
-        """Return epsilon, gamma and dt, which are no parameters and the same for every unit."""
+        """Return epsilon, gamma and dt, which are not trained and the same for every unit."""
         return self.weight_u.new_tensor((self.epsilon, self.gamma, self.dt))[:, None].expand(-1, self.hidden_size)
 
     def pointwise(

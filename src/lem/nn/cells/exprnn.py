@@ -29,7 +29,7 @@ class ExpRNNCell(PointwiseCell):
     Parameters: skew (d(d-1)/2,) the upper triangle of A - A^T; weight_u (d, m) = V; bias (d,) = b; with
     `input_bias` also bias_u (d,), added to V u. DTRIV has the buffer base (d, d) = B.
 
-    Differs from the paper: none. (`input_bias` is no part of it; some published parameter counts contain it.)
+    Differs from the paper: none. (`input_bias` is not part of it; some published parameter counts contain it.)
 
     Args:
         input_size: the number of input channels m.

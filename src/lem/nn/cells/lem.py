@@ -15,11 +15,12 @@ from torch.nn import functional
 
 from lem.kernels.cpu.lem import LOOP, LEMKernel
 from lem.kernels.cpu.memory import check_memory
-from lem.kernels.cpu.precision import check_precision
+from lem.kernels.cpu.precision import PRECISIONS
 from lem.kernels.triton.kernel import TritonLEM
 from lem.nn.cells.base import Cell, State, within
 from lem.nn.cells.timing import stretch
 from lem.shapes import Float
+from lem.wording import check_choice
 
 
 class LEMState(NamedTuple):
@@ -150,7 +151,8 @@ class LEMCell(Cell):
             )
         check_memory(memory)
         self.memory = memory
-        self.precision = check_precision("LEMCell", precision)
+        check_choice("LEMCell", "precision", precision, PRECISIONS)
+        self.precision = precision
         self.bias_enabled = bias
         self.single_scale = single_scale
         self.clip = None if clip is None else (float(clip[0]), float(clip[1]))
@@ -199,7 +201,7 @@ class LEMCell(Cell):
         return super().refuse_elapsed()
 
     def reset_parameters(self) -> None:
-        """Draw the initial weights as `init` says; `t_max` and `initial_dt` then set the biases of the gates."""
+        """Draw the initial weights by the rule `init`; `t_max` and `initial_dt` then set the biases of the gates."""
         (d_y, d), m = self.state_sizes, self.input_size
         with torch.no_grad():
             for p, inputs in ((self.weight_u, m), (self.weight_y, d_y), (self.weight_z, d), (self.bias, d)):

@@ -1,4 +1,4 @@
-"""Run a cell over a sequence as one operator that any runtime of torch programs knows: torch's `scan`.
+"""Run a cell over a sequence as one operator that every runtime of torch programs has: torch's `scan`.
 
 It is slow in Python and made for tracing: in an exported program the time loop stays one node with a free time axis,
 instead of a graph with a copy of the step for each time step, and `torch.onnx.export` translates it to ONNX's Scan.

@@ -1,4 +1,4 @@
-"""The states of cells as torch knows them, so that they can be saved and exported."""
+"""Register the states of cells with torch, so that they can be saved and exported."""
 
 from typing import Any
 
