@@ -74,7 +74,9 @@ def write(outputs: dict[str, str]) -> str:
         parts.append(f"<details><summary><code>examples/{name}.py</code></summary>\n")
         parts.append(f"```{{literalinclude}} ../examples/{name}.py\n:language: python\n```\n\n</details>\n")
     parts.append("## With data of your own\n")
-    parts += [f"- `examples/{name}.py`, for {data}. {describe(name)}" for name, data in WITH_DATA.items()]
+    for name, data in WITH_DATA.items():
+        text = describe(name).replace("\n", "\n  ").replace("\n  \n", "\n\n")
+        parts.append(f"- `examples/{name}.py`, for {data}. {text}")
     parts.append("\n## Notebooks\n")
     parts += [f"- `examples/notebooks/{name}.ipynb`: {what}." for name, what in NOTEBOOKS.items()]
     return "\n".join(parts) + "\n"

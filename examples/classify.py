@@ -1,6 +1,6 @@
 """Classify a UEA set: python examples/classify.py TRAIN.ts TEST.ts
 
-Any .ts or .arff file of the UCR and UEA archives will do; unequal lengths and many channels are no special case.
+Any .ts or .arff file of the UCR and UEA archives will do; unequal lengths and several channels need no extra step.
 """
 
 import sys

@@ -52,6 +52,9 @@ def write_page(groups: list[Group]) -> str:
     return "\n".join(lines) + "\n"
 
 
+LEM_CELLS = ("lem", "lem-chrono", "lem-single-scale", "lem-clipped")
+
+
 def overview(tables: list[Table]) -> list[str]:
     """Return a table with one line a task: the paper's LEM, ours, and the best of the other models here."""
     lines = [
@@ -60,7 +63,7 @@ def overview(tables: list[Table]) -> list[str]:
     ]
     for table in tables:
         ran = [(row, row.ours) for row in table.rows if row.ours is not None]
-        lem = [(row, ours) for row, ours in ran if ours.recipe.model["cell"].startswith("lem")]
+        lem = [(row, ours) for row, ours in ran if ours.recipe.model["cell"] in LEM_CELLS]
         if not lem:
             continue
         papers = [row for row in table.rows if row.of_the_paper and row.printed["model"] == "LEM"]
@@ -91,7 +94,10 @@ def renew_excerpt(readme: str, tables: list[Table]) -> str:
         raise ValueError(f"`readme` of renew_excerpt must hold a table with the heading {EXCERPT!r}; got none.")
     lines = [EXCERPT, "|---|---|---|---|---|"]
     for table in tables:
-        for row in (row for row in table.rows if row.printed.get("readme") and row.ours is not None):
-            model, paper, _, here, seeds, *_ = row.cells()
-            lines.append(f"| {table.title} | {model} | {paper} | {here} | {seeds} |")
+        for row in table.rows:
+            if not row.printed.get("readme") or row.ours is None:
+                continue
+            model, paper, _, _, seeds, *_ = row.cells()
+            metric = table.metric if table.metric in ("accuracy", "perplexity") else table.metric.upper()
+            lines.append(f"| {table.title}, {metric} | {model} | {paper} | {row.ours.score()} | {seeds} |")
     return before + "\n".join(lines) + "".join(rest.partition("\n\n")[1:])
