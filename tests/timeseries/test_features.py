@@ -1,6 +1,7 @@
 """LEMFeatures: against plain loops, for unequal lengths, on streams, as a scikit-learn transformer."""
 
 import pickle
+import threading
 import warnings
 
 import numpy as np
@@ -244,3 +245,26 @@ def test_thresholds_lie_between_the_values_of_a_sensor_with_few_levels():
     limits = quantiles(values, 4, 0)
     assert limits.shape == (4, 40)
     assert ((limits - limits.round()).abs() > 0.1).all()
+
+
+def test_batches_on_several_threads_give_the_same_features(monkeypatch):
+    monkeypatch.setattr(batches, "STEPS", 60)
+    X, before, seen = ragged(20, low=5), torch.get_num_threads(), []
+    used, run = set(), KernelBank.run
+
+    def watched(*arguments, **options):
+        used.add((threading.get_ident(), torch.get_num_threads()))
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(KernelBank, "run", watched)
+    try:
+        for threads in (1, 3):
+            used.clear()
+            torch.set_num_threads(threads)
+            seen.append(LEMFeatures(300, random_state=0).fit(X).transform(X))
+            assert torch.get_num_threads() == threads
+            assert {count for _, count in used} == {1}
+            assert (len(used) > 1) == (threads > 1)
+    finally:
+        torch.set_num_threads(before)
+    assert (seen[0] == seen[1]).all()

@@ -61,14 +61,24 @@ def test_leave_one_out_is_what_refitting_without_each_sample_gives(n, size, weig
         assert_close(found.left_out, whole.predict(x), "ridge")
 
 
-def test_many_samples_and_features_choose_the_penalty_on_a_held_out_part(monkeypatch):
+@pytest.mark.parametrize(("n", "size"), [(60, 30), (35, 30), (30, 60)])
+def test_many_samples_and_features_choose_the_penalty_on_a_held_out_part(monkeypatch, n, size):
     random = np.random.default_rng(0)
-    x = random.normal(size=(60, 30))
-    y = x[:, :1] + 0.1 * random.normal(size=(60, 1))
+    x = random.normal(size=(n, size))
+    y = x[:, :1] + 0.1 * random.normal(size=(n, 1))
     monkeypatch.setattr(ridge, "EXACT", 10)
     found = ridge.fit_ridge(x, y)
-    assert len(found.rows) == 12
-    assert float(((x @ found.weight.T + found.bias - y) ** 2).mean()) < 0.05
+    assert found.rows.tolist() == list(range(4, n, 5))
+    kept = np.setdiff1d(np.arange(n), found.rows)
+    centred = x - x.mean(0)
+    whole, part = (
+        Ridge(found.penalty * (centred[rows] ** 2).sum() / len(rows), fit_intercept=False).fit(
+            centred[rows], (y - y.mean())[rows]
+        )
+        for rows in (np.arange(n), kept)
+    )
+    assert_close(found.weight, whole.coef_.reshape(1, -1), "ridge")
+    assert_close(found.left_out, part.predict(centred[found.rows]).reshape(-1, 1) + y.mean(), "ridge")
 
 
 def test_the_temperature_calibrates():

@@ -1,6 +1,8 @@
 """Run a network over many series in batches of similar length and bounded memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,8 @@ STEPS = 16_000
 """About this many steps are held in memory at once, for all series of a batch together."""
 MOST = 256
 """The most series of a batch."""
+WORKERS = 8
+"""The most batches that are computed at once, each on one thread."""
 
 
 @dataclass
@@ -25,31 +29,74 @@ class Stage:
     seconds_left: float | None = None
 
 
-@torch.inference_mode()
+@contextmanager
+def one_thread() -> Iterator[int]:
+    """Let torch use one thread per operation, and yield the number it had.
+
+    Frozen features take thousands of small operations. Threads that share each of them wait for each other after every
+    one, and on a busy machine that wait is many times longer than the operation.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
+
+
 def in_batches(
-    run: Callable[..., tuple[Tensor, Any]], series: Series, tell: Callable[[float], None] | None = None
+    run: Callable[..., tuple[Tensor, Any]],
+    series: Series,
+    tell: Callable[[float], None] | None = None,
+    apart: bool = False,
 ) -> np.ndarray:
     """Return `run(u, None, lengths)[0]` for all series, in batches of similar length and bounded memory.
 
-    `tell` is called with the share of all steps that is done, after each batch.
+    `tell` is called with the share of all steps that is done, after each batch. With `apart`, every thread computes
+    batches of its own; otherwise all threads share the operations of one batch.
     """
-    order, found = np.argsort(series.lengths, kind="stable"), []
-    start, total, done = 0, float(series.lengths.sum()), 0.0
+    order = np.argsort(series.lengths, kind="stable")
+    batches, start = [], 0
     while start < len(order):
         count = 1
         while start + count < len(order) and count < MOST:
             if (count + 1) * series.lengths[order[start + count]] > STEPS:
                 break
             count += 1
-        rows = order[start : start + count]
+        batches.append(order[start : start + count])
+        start += count
+
+    @torch.inference_mode()
+    def answer(rows: np.ndarray) -> np.ndarray:
         lengths = torch.from_numpy(series.lengths[rows])
         longest = int(lengths.max())
         u = torch.from_numpy(series.values[rows, :longest]).transpose(0, 1)
-        found.append(run(u, None, None if bool((lengths == longest).all()) else lengths)[0].numpy())
-        start += count
-        done += float(lengths.sum())
-        if tell is not None:
-            tell(done / total)
+        found: np.ndarray = run(u, None, None if bool((lengths == longest).all()) else lengths)[0].numpy()
+        return found
+
+    found, done, total = [], 0.0, float(series.lengths.sum())
+
+    def collect(results: Any) -> None:
+        nonlocal done
+        for rows, result in zip(batches, results):
+            found.append(result)
+            done += float(series.lengths[rows].sum())
+            if tell is not None:
+                tell(done / total)
+
+    if not apart:
+        collect(map(answer, batches))
+    else:
+        with one_thread() as threads:
+            workers = min(threads, WORKERS, len(batches))
+            if workers == 1:
+                collect(map(answer, batches))
+            else:
+                pool = ThreadPoolExecutor(workers)
+                try:
+                    collect(pool.map(answer, batches))
+                finally:
+                    pool.shutdown(cancel_futures=True)
     together = np.concatenate(found)
     answers = np.empty_like(together)
     answers[order] = together

@@ -147,7 +147,7 @@ class LEMFeatures(TransformerMixin, BaseEstimator):
     def transform(self, X: Any) -> np.ndarray:
         """Return the features of each series as float32, one row per series."""
         check_is_fitted(self)
-        return in_batches(self.map_, self._series(X, first=False))
+        return in_batches(self.map_, self._series(X, first=False), apart=True)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return a name for each feature; `input_features` is ignored."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lem.nn.cells import Cell, LEMCell, State
 from lem.nn.recurrent import make_cell
 from lem.shapes import Float, Int
-from lem.timeseries.batches import in_batches
+from lem.timeseries.batches import in_batches, one_thread
 from lem.timeseries.convolutions import ARRANGEMENTS, LENGTH, KernelBank, Workspace, above, quantiles
 from lem.timeseries.series import Series
 
@@ -412,9 +412,10 @@ def adapt(
     some = series.take(np.sort(random.permutation(len(series.lengths))[:ADAPTED]))
     # A window of long series is enough to estimate quantiles.
     longest = min(int(some.lengths.max()), max(4096, (1 << 20) // len(some.lengths)))
-    u = inputs(torch.from_numpy(some.values[:, :longest]).transpose(0, 1))
-    model.adapt(u, torch.from_numpy(np.minimum(some.lengths, longest)))
-    found = in_batches(lambda u, state, lengths: model.features(inputs(u), state, lengths), series, tell)
+    with one_thread():
+        u = inputs(torch.from_numpy(some.values[:, :longest]).transpose(0, 1))
+        model.adapt(u, torch.from_numpy(np.minimum(some.lengths, longest)))
+    found = in_batches(lambda u, state, lengths: model.features(inputs(u), state, lengths), series, tell, True)
     mean = found.mean(0, dtype=np.float64)
     spread = np.sqrt(np.maximum((found**2).mean(0, dtype=np.float64) - mean**2, 0.0))
     model.feature_mean.copy_(torch.from_numpy(mean))

@@ -177,7 +177,7 @@ class Predictor(nn.Module):
         """Answer a set of series, in batches: probabilities, targets or forecasts, sample first."""
         self.check(series)
         if isinstance(self.model, Frozen):
-            return in_batches(self, series)
+            return in_batches(self, series, apart=True)
         if isinstance(self.model, SegmentNetwork):
             return segment_answers(self, series)
         training, parts = self.training, []

@@ -30,7 +30,7 @@ def fit_ridge(features: np.ndarray, targets: np.ndarray, sample_weight: np.ndarr
     n = len(features)
     weights = np.ones(n) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
     weights = weights / weights.mean()
-    centre = (weights @ features) / n
+    centre = (weights.astype(features.dtype) @ features) / n
     mean = (weights @ targets) / n
     root = np.sqrt(weights)[:, None]
     x = (features - centre) * root.astype(features.dtype)
@@ -76,26 +76,27 @@ def _held_out(
     weights: np.ndarray,
 ) -> Ridge:
     """Choose the penalty on every fifth sample, by Cholesky factorisations; then fit all samples."""
-    n = len(x)
-    held = np.arange(n) % 5 == 4
+    held = np.arange(len(x)) % 5 == 4
+    wide = x.shape[1] >= len(x)
+    gram = _product(x, x.T) if wide else _product(x.T, x)
+    part = gram[np.ix_(~held, ~held)] if wide else gram - _product(x[held].T, x[held])
     best, chosen, shown = np.inf, PENALTIES[0], np.empty(0)
     for penalty in np.logspace(-3.0, 3.0, 7):
-        weight = _solve(x[~held], y[~held], penalty)
+        weight = _solve(part, x[~held], y[~held], penalty, wide)
         guess = (features[held] - centre) @ weight + mean
         loss = float((weights[held, None] * (targets[held] - guess) ** 2).mean())
         if loss < best:
             best, chosen, shown = loss, penalty, guess
-    weight = _solve(x, y, chosen)
+    weight = _solve(gram, x, y, chosen, wide)
     return Ridge(weight.T, mean - weight.T @ centre, float(chosen), np.flatnonzero(held), shown)
 
 
-def _solve(x: np.ndarray, y: np.ndarray, penalty: float) -> np.ndarray:
-    wide = x.shape[1] >= len(x)
-    gram = _product(x, x.T) if wide else _product(x.T, x)
-    gram[np.diag_indices_from(gram)] += penalty * max(np.trace(gram) / len(x), np.finfo(np.float64).tiny)
+def _solve(gram: np.ndarray, x: np.ndarray, y: np.ndarray, penalty: float, wide: bool) -> np.ndarray:
     from scipy import linalg  # here, so that model files load without scipy
 
-    solved = linalg.solve(gram, y if wide else _product(x.T, y), assume_a="pos")
+    gram = gram.copy()
+    gram[np.diag_indices_from(gram)] += penalty * max(np.trace(gram) / len(x), np.finfo(np.float64).tiny)
+    solved = linalg.solve(gram, y if wide else _product(x.T, y), assume_a="pos", overwrite_a=True)
     return _product(x.T, solved) if wide else solved
 
 
