@@ -174,11 +174,21 @@ def test_7_errors_name_flags(run):
     write("hole.csv", columns)
     error = run("fit", "hole.csv", *FIT, status=2)
     assert "1 missing values (first: series pump01, channel 'flow', step 8). Give --missing mask" in error
+    error = run("predict", "model.safetensors", "hole.csv", status=2)
+    assert "The model was fitted on series without any: fill them, or fit a model with --missing mask." in error
     assert "1 missing values" in run("fit", "hole.csv", *FIT, *QUICK, "--missing", "mask", "--out", "h.safetensors")
     assert "--time time" in run("fit", "pumps.csv", "--series", "pump_id", "--target", "fault", status=2)
     for error in (run("fit", "pumps.csv", *FIT, "--epochs", "0", status=2),):
         assert "--epochs" in error
         assert "`" not in error
+
+
+def test_the_card_of_frozen_features_names_no_options_of_training(run):
+    run("fit", "pumps.csv", *FIT, "--effort", "quick", "--no-plot", "--out", "frozen.safetensors")
+    card = Path("frozen.md").read_text()
+    assert "effort=quick" in card
+    assert "epochs=" not in card
+    assert "epochs=25" in Path("model.md").read_text()
 
 
 def test_8_ctrl_c_keeps_the_best_model(trained):
@@ -215,9 +225,10 @@ def test_model_files_of_0_1_0_take_columns_by_position_and_say_so(tmp_path, caps
 
 
 BAD = {
-    "zero.csv": (b"", "is empty: it has 0 bytes"),
-    "header.csv": (b"a,b,c\n", "must have a header and at least one row"),
-    "ragged.csv": (b"a,b\n1,2\n1\n", "Row 2 of ragged.csv must have 2 entries, as the header has; got 1"),
+    "zero.csv": (b"", "is empty: it has 0 bytes. Save the data again"),
+    "header.csv": (b"a,b,c\n", "at least one row; it has 1 lines. Save it with its rows"),
+    "ragged.csv": (b"a,b\n1,2\n1\n", "Row 2 of ragged.csv must have 2 entries, as the header has; got 1. Correct"),
+    "infinite.csv": (b"t0,t1,t2,y\n1,2,3,a\n3,-inf,5,b\n", "Column 't1' must hold finite numbers; got -inf in row 2"),
     "sheet.xlsx": (b"PK\x03\x04", "is a spreadsheet. Save the sheet as CSV"),
     "sheet.csv": (b"PK\x03\x04rest", "is a spreadsheet or an archive with a false name"),
     "binary.csv": (b"a,b\n\x00\x01,2\n", "must be text; it holds zero bytes"),
@@ -263,7 +274,7 @@ def test_other_bad_arguments(tmp_path, monkeypatch, capsys):
     write("pumps.csv", {"t0": [1], "t1": [2], "t2": [3], "y": ["a"]})
     Path("folder").mkdir()
     for data, words in (
-        ("https://example.org/pumps.csv", "is a URL. Download the file first"),
+        ("https://example.org/pumps.csv", "https://example.org/pumps.csv is a URL. Download the file first"),
         ("pump.csv", "The file of series must exist; got pump.csv. Did you mean 'pumps.csv'?"),
         ("folder", "is a folder. Give one of the files in it"),
     ):

@@ -208,6 +208,7 @@ def test_resampling_interpolates_onto_the_usual_interval(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:A single label was found")
+@hypothesis.settings(deadline=None)  # the first example imports scikit-learn
 @hypothesis.given(st.lists(st.sampled_from("abc"), min_size=1, max_size=40), st.randoms(use_true_random=False))
 def test_scores_agree_with_scikit_learn(truth, random):
     from sklearn import metrics

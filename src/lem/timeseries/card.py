@@ -12,6 +12,7 @@ from lem.readable import format_duration
 from lem.timeseries.predictor import Predictor
 from lem.timeseries.schema import Schema
 from lem.timeseries.scores import Scores
+from lem.timeseries.supervised import TRAINED_ONLY
 from lem.timeseries.times import show_span
 
 
@@ -28,6 +29,9 @@ def card(predictor: Predictor, name: str, scores: Scores | None, scored_on: str,
     lines += ["## How to use it", "", "```", f"lem predict {name}.safetensors NEW.csv --out answers.csv"]
     lines += [f"lem evaluate {name}.safetensors LABELLED.csv", "```", "", *_needs(schema), ""]
     low, high = notes.get("lengths", (None, None))
+    options = notes.get("estimator", {})
+    if model.get("network") == "frozen":
+        options = {key: value for key, value in options.items() if key not in TRAINED_ONLY}
     rows = {
         "answers": _answers(predictor),
         "lengths": "unknown" if low is None else str(low) if low == high else f"{low} to {high} steps",
@@ -35,7 +39,7 @@ def card(predictor: Predictor, name: str, scores: Scores | None, scored_on: str,
         "model": ", ".join(f"{key} {value}" for key, value in model.items() if isinstance(value, str | int | float)),
         "parameters": f"{notes['parameters']:,}" if "parameters" in notes else "unknown",
         "training": _training(notes, seconds),
-        "options": ", ".join(f"{key}={value}" for key, value in notes.get("estimator", {}).items()),
+        "options": ", ".join(f"{key}={value}" for key, value in options.items()),
         **{key: str(value) for key, value in environment().items() if key in ("lem", "torch", "cpu", "threads")},
     }
     table = ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items() if value)]

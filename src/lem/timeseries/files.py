@@ -175,7 +175,7 @@ def load(
     found.notes = [*notes, *found.notes]
     if found.schema.ignored and schema is None:
         found.notes.append(f"columns left out: {_some(found.schema.ignored)}")
-    _check_missing(found, path.name)
+    _check_missing(found, path.name, schema is not None)
     return found
 
 
@@ -305,17 +305,20 @@ def _check_static(columns: Columns, schema: Schema, groups: list[np.ndarray], na
                 )
 
 
-def _check_missing(found: SeriesFile, file: str) -> None:
+def _check_missing(found: SeriesFile, file: str, fitted: bool) -> None:
     if found.schema.missing != "error" or not found.missing:
         return
     names = [*found.schema.channels, *found.schema.static]
     absent = [np.argwhere(np.isnan(np.atleast_2d(np.asarray(x, dtype=np.float64)))) for x in found.X]
     series, (channel, step) = next((name, where[0]) for name, where in zip(found.names, absent) if len(where))
     column = f"channel {names[channel]!r}" if names else f"channel {channel}"
+    what = f"{file} has {found.missing} missing values (first: series {series}, {column}, step {step + 1})."
     raise InputError(
         lambda option: (
-            f"{file} has {found.missing} missing values (first: series {series}, {column}, step {step + 1}). Give "
-            f"{option('missing', 'mask')} to let the model see which values are missing, or fill them."
+            f"{what} The model was fitted on series without any: fill them, or fit a model with "
+            f"{option('missing', 'mask')}."
+            if fitted
+            else f"{what} Give {option('missing', 'mask')} to let the model see which values are missing, or fill them."
         )
     )
 
@@ -385,5 +388,5 @@ def _arrays(path: Path, reading: Reading, schema: Schema | None) -> SeriesFile:
         channels = _some((*schema.channels, *schema.static))
         found.notes.append(f"{path.name} has no column names: its channels are taken to be {channels}, in this order")
     if X.dtype.kind in "iufb" if isinstance(X, np.ndarray) else True:
-        _check_missing(found, path.name)
+        _check_missing(found, path.name, schema is not None)
     return found

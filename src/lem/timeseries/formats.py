@@ -41,6 +41,7 @@ def check_file(path: str | Path) -> Path:
     """Return the path of a data file that exists and has a format known here."""
     text = str(path)
     if re.match(r"[a-z][a-z0-9+.-]+:/", text, re.IGNORECASE) and not Path(text).exists():
+        text = re.sub(r":/+", "://", text, count=1)  # a path has lost one of its slashes
         raise InputError(f"{text} is a URL. Download the file first, then give its path.")
     path = Path(path)
     suffix = path.suffix.lower()
@@ -56,7 +57,7 @@ def check_file(path: str | Path) -> Path:
         near = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         raise FileNotFoundError(f"The file of series must exist; got {path}.{nearest(path.name, near)}")
     if path.stat().st_size == 0:
-        raise InputError(f"{path.name} is empty: it has 0 bytes.")
+        raise InputError(f"{path.name} is empty: it has 0 bytes. Save the data again.")
     return path
 
 
@@ -80,7 +81,7 @@ def as_numbers(column: np.ndarray, name: str) -> np.ndarray:
     "row."""
     column = np.asarray(column)
     if column.dtype.kind in "iufb":
-        return column.astype(np.float64)
+        return _finite(column.astype(np.float64), name)
     if column.dtype.kind in "Mm":
         raise InputError(
             lambda option: (
@@ -99,6 +100,16 @@ def as_numbers(column: np.ndarray, name: str) -> np.ndarray:
             values[row] = float(entry)
         except (TypeError, ValueError):
             raise _not_a_number(name, entry, row) from None
+    return _finite(values, name)
+
+
+def _finite(values: np.ndarray, name: str) -> np.ndarray:
+    rows = np.flatnonzero(np.isinf(values))
+    if len(rows):
+        raise InputError(
+            f"Column {name!r} must hold finite numbers; got {values[rows[0]]} in row {rows[0] + 1} ({len(rows)} rows "
+            "in all). Correct these entries, or leave them empty as missing values."
+        )
     return values
 
 
@@ -121,12 +132,15 @@ def _from_csv(path: Path) -> Columns:
     except csv.Error as error:
         raise InputError(f"{path.name} must be comma-separated text; got: {error}.") from error
     if len(rows) < 2:
-        raise InputError(f"{path.name} must have a header and at least one row; got {len(rows)} lines.")
+        raise InputError(
+            f"{path.name} must have a header and at least one row; it has {len(rows)} lines. Save it with its rows."
+        )
     header, *rows = rows
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
             raise InputError(
-                f"Row {number} of {path.name} must have {len(header)} entries, as the header has; got {len(row)}."
+                f"Row {number} of {path.name} must have {len(header)} entries, as the header has; got {len(row)}. "
+                f"Correct the row; an entry with {delimiter!r} in it must stand in double quotes."
             )
     columns = {
         name: np.array([entry.strip() for entry in column], dtype=object)
