@@ -46,18 +46,19 @@ def assert_fits(row):
 
 
 def table():
-    """Return the table of the documentation: every plain float32 kernel of the cards, as it was compiled."""
+    """Return the table of the documentation: what the plain kernels at float32 accuracy need on each card."""
     pinned = json.loads(PINNED.read_text())
-    lines = [
-        "| card | kernel | units | registers | shared memory | instructions | barriers |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    needs = {}
     for name, figures in pinned["rows"].items():
         card, kernel, width, mode, _, variant = name.split(" ", 5)
         if variant == "plain" and mode in ("tf32x3", "ieee") and kernel.partition(".")[0] in ("resident", "streamed"):
             found = dict(zip(pinned["figures"], figures))
-            numbers = (found[key] for key in ("registers", "shared", "instructions", "barriers"))
-            lines.append(f"| {card} | {kernel} | {width} | " + " | ".join(f"{n:,}" for n in numbers) + " |")
+            row = needs.setdefault((kernel.partition(".")[0], int(width), kernel.partition(".")[2]), {})
+            row[card] = f"{found['registers']}, {found['shared'] // 1024} KB"
+    lines = ["| kernel | units | pass | A100 | RTX 30 | H100 | MI300 |", "|---|---|---|---|---|---|---|"]
+    for (kind, width, direction), row in sorted(needs.items(), key=lambda item: (item[0][:2], item[0][2] == "adjoint")):
+        cells = (row.get(card, "-") for card in ("sm_80", "sm_86", "sm_90", "gfx942"))
+        lines.append(f"| {kind} | {width} | {direction} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
