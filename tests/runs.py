@@ -1,6 +1,8 @@
-"""Short runs and their comparison: two folders hold the same run, bit for bit."""
+"""Short runs and their comparison: two folders hold the same run, bit for bit. And the processes that run them."""
 
 import json
+from contextlib import suppress
+from pathlib import Path
 
 from safetensors.torch import load_file
 
@@ -51,3 +53,13 @@ def _plain(folder):
 
 def _weights(tensors):
     return {name: tensor.tolist() for name, tensor in tensors.items()}
+
+
+def children(parent):
+    """Return the child processes of a process, in the order in which they were started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # a process that has just ended
+            if int(path.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(path.parent.name))
+    return sorted(found)

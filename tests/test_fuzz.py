@@ -285,7 +285,8 @@ def test_a_small_file_takes_little_memory(case, tmp_path):
         size = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         limit = (64 << 20) + 100 * pathlib.Path({str(tmp_path / "content")!r}).stat().st_size + (256 << 20)
         resource.setrlimit(resource.RLIMIT_AS, (size + limit,) * 2)
-        spent = int(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        spent = int(usage.ru_utime + usage.ru_stime)
         resource.setrlimit(resource.RLIMIT_CPU, (spent + 20,) * 2)
         read({name!r}, pathlib.Path({str(tmp_path / "content")!r}).read_bytes(), pathlib.Path({str(tmp_path)!r}))
     """

@@ -55,11 +55,14 @@ def test_rows_beside_other_programs_are_marked_and_not_published(others, status,
 def test_another_program_is_noticed():
     """A child process that keeps a processor busy counts; this process does not."""
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    found: list[float] = []
     try:
-        time.sleep(0.3)
-        watch = load.Watch()
-        time.sleep(0.7)
-        assert load.is_loaded(watch.others())
+        # On a slow or busy machine the child gets a whole processor late.
+        while not found or (not load.is_loaded(found[-1]) and len(found) < 60):
+            watch = load.Watch()
+            time.sleep(0.7)
+            found.append(watch.others())
+        assert load.is_loaded(found[-1]), found
     finally:
         child.kill()
         child.wait()

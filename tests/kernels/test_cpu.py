@@ -485,7 +485,7 @@ def test_a_forked_child_works_after_use(thread_count):
     thread_count(2)
     expected = _train(3)
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        found = pool.apply_async(_train_lists, (3,)).get(timeout=60)
+        found = pool.apply_async(_train_lists, (3,)).get(timeout=300)
     for a, b in zip(found, expected):
         assert_close(a, b, "float32")
 

@@ -172,8 +172,8 @@ def blocks():
 
 @pytest.mark.parametrize("aim", [FORWARD, BACKWARD], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", ["lem", "chrono-lstm", "unicornn"])
-def test_ctrl_c_raises_at_once_and_frees_the_memory(name, aim, calls, raises):
-    """The half second is measured in processor time, so that a busy machine does not count."""
+def test_ctrl_c_raises_at_once_and_frees_the_memory(name, aim, calls, raises, two_threads):
+    """The half second is in processor time of two threads: a busy or a large machine does not count."""
     # The forward pass of the backward test runs to its end.
     layer, u = build(name, 1500 if aim == BACKWARD else 10000, 2, 6000 if name == "unicornn" else 512)
     held = blocks()
@@ -271,7 +271,7 @@ def test_a_process_forked_during_a_call_can_be_interrupted_too(calls, counted):
     outputs(layer, u)
     thread.join()
     calls.aim = ()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (ended := os.waitpid(children[0], os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.02)
     if ended[0] == 0:
