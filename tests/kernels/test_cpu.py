@@ -535,7 +535,7 @@ def test_buffers_are_reused_and_released():
 def test_no_memory_is_an_error_that_leaves_the_module_usable():
     cell = LEMCell(1, 1024)
     u = torch.zeros(1, 1, 1).expand(2**34, 1, 1)
-    with pytest.raises(MemoryError, match=r"needs .* bytes"):
+    with pytest.raises(MemoryError, match=r"could not allocate [0-9,]+ bytes"):
         cell.sequence(u)
     assert cell.sequence(torch.zeros(3, 1, 1))[0].shape == (3, 1, 1024)
 
