@@ -4,6 +4,7 @@ A fresh page costs more than writing it: handing large buffers back to the syste
 of a training step. Blocks are kept when their tensor dies, up to a limit.
 """
 
+import math
 import os
 import threading
 from collections import deque
@@ -106,12 +107,10 @@ _KIND = {torch.float32: "<f4", torch.float64: "<f8", torch.uint8: "|u1", torch.f
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return a tensor of undefined values, on kept pages if it is large."""
-    import numpy
-
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     if count * dtype.itemsize < _SMALL:
         return torch.empty(shape, dtype=dtype)
+    import numpy
+
     # NumPy has no bfloat16: its items are integers until torch sees them.
     return torch.from_numpy(numpy.asarray(_Array(_cache.take(count * dtype.itemsize), shape, _KIND[dtype]))).view(dtype)

@@ -430,18 +430,19 @@ class LEMKernel(Kernel):
         """Run all steps in one call."""
         cell, types = call.cell, precision_of(call.u, call.cell.precision)
         (mask,) = cell.prepare(call.u.shape[1]) or (None,)
-        weight_u, weight_y, weight_z = (
-            converted(w, types.computes) for w in (cell.weight_u, cell.weight_y, cell.weight_z)
-        )
-        bias, mask, elapsed, y_start, z_start = (
-            None if t is None else converted(t, types.computes)
-            for t in (cell.bias, mask, call.elapsed, cell.y_0, cell.z_0)
-        )
-        y_0, z_0 = (converted(s, types.computes) for s in call.state)
-        start = None if y_start is None or z_start is None else (y_start, z_start)
-        out, y, z = sequence(
-            converted(call.u, types.computes), weight_u, weight_y, weight_z, bias, y_0, z_0, mask, call.lengths,
-            elapsed, call.resets, start,
+        tensors: list[Any] = [
+            call.u, cell.weight_u, cell.weight_y, cell.weight_z, cell.bias, *call.state, mask, call.elapsed,
+            cell.y_0, cell.z_0,
+        ]  # fmt: skip
+        # `refuse` has seen that all types are equal, except under autocast.
+        as_it_is = types.computes == call.u.dtype == types.returns and not torch.is_autocast_enabled("cpu")
+        if not as_it_is:
+            tensors = [None if t is None else converted(t, types.computes) for t in tensors]
+        u, weight_u, weight_y, weight_z, bias, y_0, z_0, mask, elapsed, y_start, z_start = tensors
+        found = sequence(
+            u, weight_u, weight_y, weight_z, bias, y_0, z_0, mask, call.lengths, elapsed, call.resets,
+            None if y_start is None or z_start is None else (y_start, z_start),
             dt=cell.dt, clip=cell.clip, reverse=call.reverse, memory=cell.memory, bfloat16=types.bfloat16,
         )  # fmt: skip
-        return converted(out, types.returns), (converted(y, types.returns), converted(z, types.returns))
+        out, y, z = found if as_it_is else (converted(t, types.returns) for t in found)
+        return out, (y, z)

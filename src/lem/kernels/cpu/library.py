@@ -242,7 +242,10 @@ def refusal(*tensors: Tensor | None, converts: bool = False) -> Reason | None:
     given = [t for t in tensors if t is not None]
     autocast = torch.is_autocast_enabled("cpu")
     mixes = converts and autocast
+    kind = given[0].dtype if given else None
     for t in given:
+        if t.is_cpu and t.dtype == kind and kind in ITEM:
+            continue  # by far the most frequent case, and the cheapest way to see it
         if t.device.type != "cpu":
             return Reason("device", f"the C++ kernel runs on the CPU and the tensors are on {t.device}", ON_CPU)
         if t.dtype not in ITEM and not (converts and t.dtype in (torch.bfloat16, torch.float16)):
