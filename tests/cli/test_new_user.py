@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -189,6 +190,12 @@ def test_the_card_of_frozen_features_names_no_options_of_training(run):
     assert "effort=quick" in card
     assert "epochs=" not in card
     assert "epochs=25" in Path("model.md").read_text()
+
+
+def test_8_progress_names_the_metric(run, monkeypatch, capsys):
+    monkeypatch.setattr("lem.cli.display.EVERY", 0.0)  # a line for each event, as no terminal is there
+    assert main(["fit", "pumps.csv", *FIT, *QUICK, "--out", "progress.safetensors"]) == 0
+    assert re.search(r"lem fit  epoch 3/3 .*best [0-9.]+ at [0-9]+  accuracy [0-9.]+  loss", capsys.readouterr().err)
 
 
 def test_8_ctrl_c_keeps_the_best_model(trained):
