@@ -62,6 +62,8 @@ SHAPES = {
 }
 """The test series, and the steps of the longest series, of each set."""
 SETS = tuple(SHAPES)
+LONG = 600
+"""Series of so many steps are long."""
 REGRESSION = "Covid3Month"
 HERE = Path(__file__).parent
 RESULTS = {
@@ -277,8 +279,8 @@ def table(kept):
 def summary(kept, means, methods):
     """Return what the table adds up to, as lines of Markdown."""
     found = [
-        "| | fits | mean fit | median fit | slowest fit | log-loss | calibration error |",
-        "|---|---|---|---|---|---|---|",
+        "| | fits | mean fit | median fit | slowest fit | answer to 1,000 steps | log-loss | calibration error |",
+        "|---" * 8 + "|",
     ]
     for m in methods:
         some = [v for k, v in kept.items() if k.split("/")[1] == m and k.split("/")[0] in SETS]
@@ -286,40 +288,57 @@ def summary(kept, means, methods):
         soft = [
             f"{np.mean([v[key] for v in some]):.3f}" if key in some[0] else "" for key in ("log_loss", "calibration")
         ]
+        long = [v["ms_per_1000_steps"] for k, v in kept.items() if f"/{m}/" in k and _steps(k) >= LONG and "score" in v]
         found.append(
             f"| {m} | {len(some)} | {np.mean(times):.1f} s | {np.median(times):.1f} s | {max(times):.1f} s | "
-            f"{' | '.join(soft)} |"
+            f"{f'{np.median(long):.1f} ms' if long else ''} | {' | '.join(soft)} |"
         )
     found.append("")
     for m in ("default", "best"):
         pairs = [(means[m][n], means["MiniRocket"][n], n) for n in SETS if n in means[m] and n in means["MiniRocket"]]
         wins, losses = sum(a > b + 1e-9 for a, b, _ in pairs), sum(a < b - 1e-9 for a, b, _ in pairs)
-        long = [(a, b) for a, b, n in pairs if SHAPES[n][1] >= 600]
+        long = [(a, b) for a, b, n in pairs if SHAPES[n][1] >= LONG]
         ours, theirs = np.mean(long, axis=0)
         both = np.mean([(a, b) for a, b, _ in pairs], axis=0)
         found.append(
             f"- {m} against MiniRocket on {len(pairs)} sets: {both[0]:.3f} and {both[1]:.3f} on average; {wins} wins, "
-            f"{len(pairs) - wins - losses} ties, {losses} losses. On the {len(long)} sets with series of 600 steps or "
-            f"more: {ours:.3f} and {theirs:.3f}."
+            f"{len(pairs) - wins - losses} ties, {losses} losses. On the {len(long)} sets with series of {LONG} steps "
+            f"or more: {ours:.3f} and {theirs:.3f}."
             + ("" if m == "default" else f" The default on the same {len(pairs)} sets: {_mean(means, pairs):.3f}.")
         )
+    for m in ("trained LEM", "trained LSTM"):
+        pairs = [(means[m][n], means["default"][n], n) for n in SETS if n in means[m]]
+        if pairs:
+            ours = np.mean([a for a, _, _ in pairs])
+            found.append(
+                f"- {m}, the network of `network='lem'` as it comes, on {len(pairs)} sets: {ours:.3f}; the default on "
+                f"the same sets: {_mean(means, pairs):.3f}."
+            )
     spread = {
         n: np.ptp(scores(kept, n, "default"))
         for n in SETS
         if SHAPES[n][0] >= 100 and len(scores(kept, n, "default")) > 1
     }
     wide = [f"{n} ({100 * d:.1f})" for n, d in spread.items() if d > 0.05]
-    seeds = {m: {k.split("/")[2] for k in kept if f"/{m}/" in k and not k.startswith(REGRESSION)} for m in methods}
+    seeds = {m: max(len(scores(kept, n, m)) for n in SETS) for m in methods}
+    fewer = [
+        f"{m} on {n} {len(scores(kept, n, m))}" for m in methods for n in means[m] if len(scores(kept, n, m)) < seeds[m]
+    ]
     found.append(
-        f"- Seeds: {', '.join(f'{m} {len(s)}' for m, s in seeds.items())}. On the {len(spread)} sets with 100 test "
-        f"series or more, the best and the worst seed of the default differ by at most "
-        f"{100 * max(spread.values()):.1f} points" + (f"; by more than 5 on {', '.join(wide)}." if wide else ".")
+        f"- Seeds: {', '.join(f'{m} {s}' for m, s in seeds.items())}{'; fewer: ' * bool(fewer)}{', '.join(fewer)}. "
+        f"On the {len(spread)} sets with 100 test series or more, the best and the worst seed of the default differ by "
+        f"at most {100 * max(spread.values()):.1f} points"
+        + (f"; by more than 5 on {', '.join(wide)}." if wide else ".")
     )
     errors = {e: [v["rmse"] for k, v in kept.items() if k.startswith(f"{REGRESSION}/{e}/")] for e in EFFORTS}
     shown = ", ".join(f"{e} {np.mean(v):.4f} (worst {max(v):.4f}, {len(v)} seeds)" for e, v in errors.items() if v)
     if shown:
         found.append(f"- Regression, {REGRESSION}, RMSE: {shown}.")
     return found
+
+
+def _steps(key):
+    return SHAPES.get(key.split("/")[0], (0, 0))[1]
 
 
 def _mean(means, pairs):
