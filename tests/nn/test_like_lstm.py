@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from torch import fx, nn
+from torch.nn import utils
+from torch.nn.utils import prune
 
 from lem import LEM, LEMCell, Recurrent
 from tests.close import assert_close
@@ -232,6 +234,33 @@ def test_quantization_is_refused_in_words():
     with pytest.raises(NotImplementedError, match="LEM cannot be quantized"):
         quantize(Model(LEM).eval(), {LEM}, dtype=torch.qint8)
     assert not hasattr(LEM(M, D), "qconfig")
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("kind", ["weight norm", "parametrization", "pruning"])
+def test_weights_are_reparametrised_by_cell(kind):
+    layer, u = LEM(M, D, 2), torch.randn(4, 2, M)
+    cell, expected, names = layer.cells[0], layer(u)[0].detach(), set(dict(layer.named_parameters()))
+    if kind == "pruning":
+        prune.l1_unstructured(cell, "weight_u", 0.5)
+        assert (cell.weight_u == 0).sum() == cell.weight_u.numel() // 2
+    else:
+        {"weight norm": utils.weight_norm, "parametrization": utils.parametrizations.weight_norm}[kind](
+            cell, "weight_u"
+        )
+        assert_close(layer(u)[0], expected, "float32")
+    assert set(dict(layer.named_parameters())) != names
+    outputs, _ = layer(u)
+    outputs.sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    if kind == "pruning":
+        prune.remove(cell, "weight_u")
+    elif kind == "weight norm":
+        utils.remove_weight_norm(cell, "weight_u")
+    else:
+        utils.parametrize.remove_parametrizations(cell, "weight_u")
+    assert set(dict(layer.named_parameters())) == names
+    assert_close(layer(u)[0], outputs, "float32")
 
 
 def test_names_of_initialisation_code():
