@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PARTS = {
-    "library (Python)": ("src/lem", "*.py", 21_200),
+    "library (Python)": ("src/lem", "*.py", 21_400),
     "library (C++)": ("native", "*.[ch]*", 3_700),
     "tests": ("tests", "*.py", 17_500),
     "benchmarks": ("benchmarks", "*.py", 2_500),

@@ -123,7 +123,15 @@ def test_rows_out_of_order_are_sorted_and_said_so(run):
         ({"date": list(range(100))}, ("--time", "date"), "must hold dates"),
         ({"date": list(range(100))}, (), "has no column of dates. Name it with --time."),
         ({"load": [*values(99), np.nan]}, (), "has missing values (1 in all, first at 2024-01-05 03:00:00)"),
-        ({"load": [np.nan] * 100}, ("--missing", "mask"), "has a target without any value"),
+        ({"load": [np.nan] * 100}, ("--missing", "mask"), "Column 'load' of series 0 has no value; leave"),
+        ({"load": [np.nan] * 100}, (), "Column 'load' of series 0 has no value; leave"),
+        ({"load": ["high", *values(99)]}, (), "Column 'load' must hold numbers; got 'high' in row 1.\n"),
+        ({"date": [d + "Z" * (k % 2) for k, d in enumerate(dates(100))]}, (), "Add the missing zones, or remove them"),
+        ({}, ("--time", "load"), "Column 'load' of load.csv must hold dates"),
+        ({}, ("--start", "1.5"), "--start must be a part between 0 and 1, and --stride at least 1; got 1.5 and 6."),
+        ({}, ("--stride", "0"), "got 0.8 and 0."),
+        ({}, ("--quantiles", "0.1,0.9"), "that include 0.5 and lie in pairs around it"),
+        ({}, ("--quantiles", "many"), "such as (0.1, 0.5, 0.9); got 'many'."),
         ({}, ("--horizon", "100"), "--horizon must be shorter than the history; got 100 steps, and a series of 100"),
         ({}, ("--target", "laod"), "Did you mean 'load'?"),
         ({}, ("--out", "x.txt"), "--out must end in .csv or .parquet"),
@@ -135,3 +143,26 @@ def test_what_cannot_be_forecast_is_named_with_its_remedy(run, change, words, me
     write("load.csv", {"date": dates(100), "load": values(100), **change})
     words = words if "--horizon" in words else ("--horizon", "6", *words)
     assert message in run("load.csv", *SMALL, *words, status=2)
+
+
+def test_what_is_done_with_a_file_is_said(run):
+    """Zones, filled covariates and constant series: nothing is changed or filled in without saying so."""
+    columns = {
+        "date": [moment + "+01:00" for moment in dates(100)] * 2,
+        "plant": ["a"] * 100 + ["b"] * 100,
+        "load": [*values(100), *[7.0] * 100],
+        "wind": [*values(100), "", "", *values(98)],
+    }
+    write("load.csv", columns)
+    words = ("load.csv", "--horizon", "6", "--series", "plant", "--target", "load", "--past", "wind", *SMALL)
+    words = (*words, "--missing", "mask", "--no-plot", "--no-backtest", "--quantiles", "0.2,0.5,0.8")
+    shown = run(*words)
+    assert "times with time zones (+01:00) were converted to UTC" in shown
+    assert "covariate wind: 2 missing values were filled with the value before" in shown
+    assert "load is constant in series b:" in shown
+    with open("forecast.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["date"] == "2024-01-05 03:00:00"
+    assert list(rows[0])[2:] == ["load", "load_low60", "load_high60"]
+    write("plan.csv", {"date": dates(106) * 2, "plant": ["a"] * 212, "sun": values(212)})
+    assert "repeats times of series a" in run(*words, "--future", "plan.csv", status=2)

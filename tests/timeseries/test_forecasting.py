@@ -462,6 +462,17 @@ def test_a_backtest_stands_beside_its_baselines_and_hands_over_its_calibration()
     assert len(tiny().backtest(X, start=150, stride=20, refit=True).truth) == 3
 
 
+def test_the_intervals_of_a_backtest_follow_a_change_of_the_noise():
+    """A forecast every 12 steps counts as much as the 12 calibration forecasts in the same time."""
+    x = wave(1200)
+    x[0, 700:] += np.random.default_rng(1).normal(0, 3, 500)
+    found = tiny(horizon=12).backtest(x, start=600)
+    assert found.scores["LEM"]["within 80 %"] > 0.7
+    late = found.steps > 850
+    lower, upper = found.quantiles[late, ..., 1], found.quantiles[late, ..., -2]
+    assert 0.73 < ((found.truth[late] >= lower) & (found.truth[late] <= upper)).mean() < 0.87
+
+
 def test_a_backtest_needs_room():
     with pytest.raises(ValueError, match="A backtest of 6 steps needs longer series"):
         tiny().backtest(wave(9))

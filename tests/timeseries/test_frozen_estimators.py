@@ -16,6 +16,8 @@ from lem.cli import display
 from lem.timeseries import LEMClassifier, LEMRegressor, batches, ridge
 from lem.timeseries.batches import Stage
 from lem.timeseries.inspection import certify_predictor, predictor_scales
+from lem.training.loop import Event
+from lem.training.run import Progress
 from tests.close import assert_close
 from tests.timeseries.test_features import ragged, waves
 
@@ -225,6 +227,19 @@ def test_the_stage_fits_the_terminal(width, monkeypatch, capsys):
     assert "features" in line
     assert ("1 min 15 s left" in line) == (width > 30)
     assert ("[====" in line) == (width == 80)
+
+
+def test_each_training_has_its_own_clock(monkeypatch, capsys):
+    monkeypatch.setattr(display, "EVERY", -1.0)
+    shown = display.Display("lem forecast")
+    for updates, best in [(1, None), (2, 0.1), (1, None)]:
+        progress = Progress(updates=updates, best=best, best_epoch=0 if best is None else 1)
+        shown(Event(progress, 6, 10, 0.5, None if best is None else {"valid": best}))
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert "best" not in first
+    assert "lem forecast  epoch 1/6" in second
+    assert "best 0.1" in second
+    assert third == "lem forecast  training 2, epoch 1/6  loss 0.5  0 steps/s"
 
 
 # --- files, streams, explanations -----------------------------------------------------------------------------------

@@ -67,7 +67,6 @@ def describer(path: Path, display: Display | None = None) -> Callable[[Any], Non
         for note in data.notes:
             print(f"  {note}", flush=True)
         if display is not None:
-            display.metric = {"text": "accuracy", "number": "squared error"}.get(data.schema.target_type or "", "valid")
             display.say("preparing")
 
     return understood

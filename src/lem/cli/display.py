@@ -51,6 +51,7 @@ class Display:
         self.valid = self.best = ""
         self.loss: float | None = None
         self.first: tuple[float, int] | None = None
+        self.done = self.trainings = 0
 
     def say(self, text: str) -> None:
         """Show what is going on, if someone watches."""
@@ -81,6 +82,10 @@ class Display:
             self.parts(event.share, [event.name, left])
             return
         now, progress = time.monotonic(), event.progress
+        if progress.updates < self.done or not self.trainings:  # another training has begun
+            self.trainings += 1
+            self.first, self.loss, self.valid, self.best = None, None, "", ""
+        self.done = progress.updates
         self.first = self.first or (now, progress.updates)
         self.loss = event.loss if self.loss is None else 0.95 * self.loss + 0.05 * event.loss
         if event.record is not None and progress.best is not None:
@@ -92,6 +97,8 @@ class Display:
         speed = (done - self.first[1]) / max(now - self.first[0], 1e-9)
         left = format_duration((total - done) / speed) + " left" if speed > 0 else ""
         epoch = f"epoch {min(progress.epoch + 1, event.epochs)}/{event.epochs}"
+        if self.trainings > 1:
+            epoch = f"training {self.trainings}, {epoch}"
         # In the order of what is given up last on a narrow terminal.
         parts = [epoch, left, self.best, self.valid, f"loss {self.loss:.3g}", f"{speed:.3g} steps/s"]
         self.parts(done / total, parts)

@@ -9,6 +9,7 @@ from typing import Any
 from lem.cli.data_options import add_data, describer, given
 from lem.cli.display import Display, table
 from lem.cli.train import interruptible
+from lem.timeseries.files import SeriesFile
 from lem.timeseries.fitting import FittedFile, fit_file
 from lem.timeseries.layout import Reading
 from lem.timeseries.options import estimator_options, read_options
@@ -86,6 +87,12 @@ def _fit(options: argparse.Namespace) -> int:
     if search is not None:
         raise ValueError(f"[search] of {options.options} is for `lem tune {options.data}`; remove it, or tune.")
     display = Display("lem fit")
+    describe = describer(options.data, display)
+
+    def understood(data: SeriesFile) -> None:
+        display.metric = {"text": "accuracy", "number": "squared error"}.get(data.schema.target_type or "", "valid")
+        describe(data)
+
     own = {name: found[name] for name in (*OWN, *Reading.__dataclass_fields__) if name in found}
     own["out"] = Path(own.get("out", "model.safetensors"))
     try:
@@ -95,7 +102,7 @@ def _fit(options: argparse.Namespace) -> int:
                 **own,
                 picture=not found.get("no_plot", False),
                 options=estimator_given(found),
-                understood=describer(options.data, display),
+                understood=understood,
                 report=display,
                 should_stop=interrupted,
             )
@@ -129,8 +136,10 @@ def show_fitted(fitted: FittedFile) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Read a value as TOML, or else as text."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+    """Read a value as TOML, a list also without brackets, or else as text."""
+    for form in (text, f"[{text}]") if "," in text else (text,):
+        try:
+            return tomllib.loads(f"value = {form}")["value"]
+        except tomllib.TOMLDecodeError:
+            continue
+    return text

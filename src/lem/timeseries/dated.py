@@ -1,5 +1,6 @@
 """Tables of dated series for forecasting: what is forecast, covariates, and regular times."""
 
+import re
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -129,9 +130,11 @@ def read_dated(
         notes.append(f"columns not used: {', '.join(unused)}")
     inside = [name for name in advance if name in table]
     rows = [*columns.target, *columns.past, *inside]
-    values = np.stack([as_numbers(table[name], name) for name in rows])
-    groups, names = grouped(table, columns.series)
     moments = _moments(table, columns, path.name)
+    if zones := _zones(table[columns.time]):
+        notes.append(f"times with time zones ({', '.join(zones)}) were converted to UTC, in which forecasts are dated")
+    values = np.stack([_numbers(table, name) for name in rows])
+    groups, names = grouped(table, columns.series)
     series, times, ordered = [], [], True
     for group, name in zip(groups, names):
         own = moments[group]
@@ -155,17 +158,17 @@ def read_dated(
         series, times = _without_gaps(series, times, names, found, columns, notes)
     check_regular(times, found, names, columns.time)
     k, p = len(columns.target), len(columns.past)
-    filled = _complete(series, times, names, columns, k)
+    filled = _complete(series, times, names, columns, rows, notes)
     later = _future(ahead, columns, advance, inside, filled, times, names, found, horizon, k + p) if advance else []
     static = _static(table, columns, groups, names)
     past = [block[k : k + p] for block in filled] if p else []
     plain = [block[:k] for block in filled]
-    for values_of, name in zip(plain, names):
-        if np.isnan(values_of).all(axis=1).any():
-            raise InputError(f"Series {name} has a target without any value; leave the series or the column out.")
-        constant = [t for t, row in zip(columns.target, values_of) if np.nanmax(row) == np.nanmin(row)]
-        if constant and len(names) == 1:
-            notes.append(f"{', '.join(constant)} is constant: there is nothing to forecast but this value")
+    for column, *of_series in zip(columns.target, *plain):
+        constant = [name for name, row in zip(names, of_series) if np.nanmax(row) == np.nanmin(row)]
+        if constant:
+            listed = ", ".join(constant[:5]) + (f" and {len(constant) - 5} more" if len(constant) > 5 else "")
+            where = "" if len(names) == 1 else f" in series {listed}"
+            notes.append(f"{column} is constant{where}: there is nothing to forecast but this value")
     return Dated(names, plain, times, past, later, static, found, columns, tuple(advance), notes)
 
 
@@ -220,6 +223,19 @@ def _moments(table: Columns, columns: Columned, file: str) -> np.ndarray:
     return times.values
 
 
+def _zones(column: np.ndarray) -> list[str]:
+    """Return the time zones that the entries of a column of times name."""
+    found = (re.search(r":\d\d(?:\.\d+)?\s*(Z|[+-]\d\d:?\d\d)$", str(entry)) for entry in column)
+    return sorted({match[1] for match in found if match})
+
+
+def _numbers(table: Columns, name: str) -> np.ndarray:
+    try:
+        return as_numbers(table[name], name)
+    except InputError as error:  # whose advice is for tables of which all columns are used
+        raise InputError(str(error).partition(" To leave")[0]) from None
+
+
 def _without_gaps(
     series: list[np.ndarray],
     times: list[np.ndarray],
@@ -264,30 +280,39 @@ def _without_gaps(
 
 
 def _complete(
-    series: list[np.ndarray], times: list[np.ndarray], names: list[str], columns: Columned, targets: int
+    series: list[np.ndarray],
+    times: list[np.ndarray],
+    names: list[str],
+    columns: Columned,
+    rows: list[str],
+    notes: list[str],
 ) -> list[np.ndarray]:
     """Refuse missing values unless they may be masked; those of covariates are filled with the value before."""
-    done = []
+    done, filled, targets = [], dict.fromkeys(rows, 0), len(columns.target)
     for block, moments, name in zip(series, times, names):
         absent = np.isnan(block)
+        for column, empty in zip(rows, absent.all(axis=1)):
+            if empty:
+                raise InputError(f"Column {column!r} of series {name} has no value; leave the series or it out.")
         if absent.any() and columns.missing == "error" and columns.gaps != "missing":
             row, at = np.argwhere(absent)[0]
-            column = [*columns.target, *columns.past][row] if row < targets + len(columns.past) else "a covariate"
             moment = show_date(moments[at])
             raise InputError(
-                lambda option, c=column, n=name, m=moment, a=absent: (
+                lambda option, c=rows[row], n=name, m=moment, a=absent: (
                     f"Column {c!r} of series {n} has missing values ({int(a.sum())} in all, first at {m}). Give "
                     f"{option('missing', 'mask')} to let the model see which values are missing, or fill them."
                 )
             )
         block = block.copy()
         for row in range(targets, len(block)):
-            known = np.flatnonzero(~np.isnan(block[row]))
-            if not len(known):
-                raise InputError(f"A covariate of series {name} has no value at all; leave it out.")
+            known = np.flatnonzero(~absent[row])
+            filled[rows[row]] += int(absent[row].sum())
             place = np.searchsorted(known, np.arange(block.shape[1]), side="right") - 1
             block[row] = block[row][known[np.maximum(place, 0)]]
         done.append(block)
+    for column, count in filled.items():
+        if count:
+            notes.append(f"covariate {column}: {count} missing values were filled with the value before")
     return done
 
 
@@ -315,8 +340,8 @@ def _future(
 ) -> list[np.ndarray]:
     """Return the covariates known in advance, over the history and the steps ahead."""
     assert ahead is not None
-    moments = _moments(ahead, columns, "the table of covariates known in advance")
-    values = np.stack([as_numbers(ahead[name], name) for name in advance])
+    moments = _moments(ahead, columns, "the table of --future")
+    values = np.stack([_numbers(ahead, name) for name in advance])
     groups, known_names = grouped(ahead, columns.series)
     by_name = dict(zip(known_names, groups))
     done = []
@@ -325,6 +350,8 @@ def _future(
             raise InputError(f"The table of covariates known in advance has no rows of series {name}.")
         rows = by_name[name]
         place = {int(moment): row for moment, row in zip(moments[rows], rows)}
+        if len(place) < len(rows):
+            raise InputError(f"The table of covariates known in advance repeats times of series {name}. Keep one row.")
         grid = step.series(int(own[0]), len(own) + horizon)
         found = np.full((len(advance), len(grid)), np.nan)
         for at, moment in enumerate(grid):
@@ -356,7 +383,7 @@ def _future(
 def _static(table: Columns, columns: Columned, groups: list[np.ndarray], names: list[str]) -> np.ndarray:
     found = np.zeros((len(groups), len(columns.static)))
     for k, column in enumerate(columns.static):
-        values = as_numbers(table[column], column)
+        values = _numbers(table, column)
         for i, (rows, name) in enumerate(zip(groups, names)):
             if np.isnan(values[rows]).any() or len(np.unique(values[rows])) != 1:
                 raise InputError(f"Static column {column!r} must have one value per series; series {name} has more.")

@@ -1,5 +1,7 @@
 """Quantile forecasts: their loss, and conformal corrections that give their intervals the promised coverage."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,14 +14,17 @@ NARROWEST = 1e-3
 """The least distance of a quantile from the median, in standard deviations of the series."""
 
 
-def check_levels(levels: tuple[float, ...], whose: str) -> tuple[float, ...]:
+def check_levels(levels: Any, whose: str) -> tuple[float, ...]:
     """Return quantile levels in order; they must include the median and lie in pairs around it."""
-    found = tuple(sorted(float(level) for level in levels))
+    try:
+        found = tuple(sorted(map(float, np.atleast_1d(levels))))
+    except (TypeError, ValueError):
+        found = ()
     paired = all(abs(low + high - 1.0) < 1e-9 for low, high in zip(found, reversed(found)))
     if not found or not all(0.0 < level < 1.0 for level in found) or len(found) % 2 == 0 or not paired:
         raise ValueError(
             f"`quantiles` of {whose} must be levels in (0, 1) that include 0.5 and lie in pairs around it, such as "
-            f"(0.1, 0.5, 0.9); got {tuple(levels)}."
+            f"(0.1, 0.5, 0.9); got {levels!r}."
         )
     return found
 

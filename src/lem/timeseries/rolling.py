@@ -14,6 +14,7 @@ from lem.timeseries.intervals import check_levels, conformal_widths, widened
 from lem.timeseries.segment_forecaster import SegmentForecasting
 from lem.timeseries.segment_training import MOST_ORIGINS, SMALL, Development, Spans, calibrate, origins_within, run
 from lem.timeseries.windows import Panel, Units, WindowSplit
+from lem.wording import InputError
 
 
 class RollingForecasting(SegmentForecasting):
@@ -57,9 +58,16 @@ class RollingForecasting(SegmentForecasting):
     def _backtest(self, panel: Panel, start: float | int, stride: int | None, refit: bool) -> Backtest:
         horizon, lengths = int(self.horizon), panel.lengths
         stride = horizon if stride is None else int(stride)
+        if stride < 1 or not (start > 0 and (isinstance(start, int | np.integer) or start < 1)):
+            raise InputError(
+                lambda option: (
+                    f"{option('start')} must be a part between 0 and 1, and {option('stride')} at least 1; got "
+                    f"{start!r} and {stride}."
+                )
+            )
         first = np.array([int(start) if isinstance(start, int | np.integer) else round(start * n) for n in lengths])
         first = np.minimum(first, lengths - horizon)
-        if stride < 1 or (first < horizon + 2).all():
+        if (first < horizon + 2).all():
             raise BacktestError(
                 f"A backtest of {horizon} steps needs longer series, or a smaller `start`: got series of up to "
                 f"{lengths.max()} steps, `start` {start!r} and `stride` {stride}."
@@ -100,7 +108,7 @@ class RollingForecasting(SegmentForecasting):
             scales = [units.of_series(values[: int(end)]) for values, end in zip(panel.values, spans.train)]
             split = WindowSplit(panel, units, network.look_back, horizon, now, scales=scales)
             raw, truth = run(network, split)
-            raw, widths = self._rolled(network, known, units, spans, split, raw, truth, found.widths)
+            raw, widths = self._rolled(network, known, units, spans, split, raw, truth, found.widths, stride)
             mean, scale = (np.stack([scales[i][part] for i in split.series])[:, None] for part in (0, 1))
             standard.append(restored(raw * scale[..., None] + mean[..., None], self._transform))
             truths.append(restored(truth * scale + mean, self._transform))
@@ -124,6 +132,7 @@ class RollingForecasting(SegmentForecasting):
         raw: np.ndarray,
         truth: np.ndarray,
         widths: np.ndarray | None,
+        stride: int,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Correct the quantiles at each origin by the errors of those forecasts whose truth is known by then."""
         levels, horizon = network.quantiles, network.horizon
@@ -138,14 +147,19 @@ class RollingForecasting(SegmentForecasting):
         clock = split.steps_of - starts
         order, done = np.argsort(clock, kind="stable"), np.empty_like(raw)
         memory = max(len(seen), 100)
+        # Each new forecast stands for as much time as those it follows, which lie closer together.
+        gaps = [np.diff(part) for part in before if len(part) > 1]
+        apart = float(np.median(np.concatenate(gaps))) if gaps else horizon
+        often = max(1, round(stride / apart))
         for part in np.array_split(order, min(50, len(np.unique(clock)))):
             now = clock[part].min()
             past = order[clock[order] + horizon <= now]
-            quantiles = np.concatenate([seen, raw[past]])[-memory:]
-            truths = np.concatenate([happened, truth[past]])[-memory:]
+            quantiles = np.concatenate([seen, raw[past].repeat(often, 0)])[-memory:]
+            truths = np.concatenate([happened, truth[past].repeat(often, 0)])[-memory:]
             done[part] = widened(raw[part], conformal_widths(quantiles, truths, levels))
-        quantiles, truths = np.concatenate([seen, raw[order]])[-memory:], np.concatenate([happened, truth[order]])
-        return done, conformal_widths(quantiles, truths[-memory:], levels)
+        quantiles = np.concatenate([seen, raw[order].repeat(often, 0)])[-memory:]
+        truths = np.concatenate([happened, truth[order].repeat(often, 0)])[-memory:]
+        return done, conformal_widths(quantiles, truths, levels)
 
     def _scored(
         self,
@@ -161,7 +175,7 @@ class RollingForecasting(SegmentForecasting):
         plain = [restored(values, self._transform) for values in panel.values]
         scale = np.stack([scoring.naive_scale(plain[i][: first[i]], season) for i in range(len(plain))])
         histories = [plain[i][:step] for i, step in zip(series, steps)]
-        levels = check_levels(tuple(self.quantiles), self._name)
+        levels = check_levels(self.quantiles, self._name)
         forecasts = {
             "LEM" if self.cell == "lem" else self.cell: quantiles[..., len(levels) // 2],
             "seasonal naive": np.stack([seasonal_naive(history, horizon, season) for history in histories]),

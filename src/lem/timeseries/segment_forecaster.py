@@ -84,7 +84,7 @@ class SegmentForecasting(SeriesEstimator):
                     f"`segment_options` of {self._name} may have {', '.join(SEGMENT_OPTIONS)}; got {name!r}."
                     f"{nearest(name, SEGMENT_OPTIONS)}"
                 )
-        check_levels(tuple(self.quantiles), self._name)
+        check_levels(self.quantiles, self._name)
 
     @property
     def _transform(self) -> str | None:
@@ -208,7 +208,7 @@ class SegmentForecasting(SeriesEstimator):
             "past": self._widths[0],
             "future": self._widths[1],
             "static": self._widths[2],
-            "quantiles": list(check_levels(tuple(self.quantiles), self._name)),
+            "quantiles": list(check_levels(self.quantiles, self._name)),
             "masked": bool(gaps or short or self.missing == "mask"),
             "mixing": bool(self.mixing),
             "decoder": self.decoder,

@@ -26,6 +26,7 @@ _UNIT_OF = {word: unit for unit, words in _UNITS.items() for word in words.split
 _CLOCK = re.compile(r"(?:(-?\d+) days?,? *)?(\d+):([0-5]\d)(?::([0-5]\d)(?:[.,](\d{1,9}))?)?")
 _AMOUNT = re.compile(r"(-?\d+(?:\.\d+)?) *([a-zµ]+)")
 _SLASHES = re.compile(r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4})(?:[ T,]+(\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?))?")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d")
 _MONTH = re.compile(r"(\d{4})[-/](\d{1,2})")
 _YEAR_FIRST = re.compile(r"(\d{4})/(\d{1,2})/(\d{1,2})(?:[ T]+(\d{1,2})(:\d{2}.*))?")
 _LATEST = 2**63 - 1
@@ -124,7 +125,7 @@ def looks_like_dates(column: np.ndarray) -> bool:
     try:
         parse_times(np.array(first, dtype=object), "")
     except ValueError:
-        return all(_SLASHES.fullmatch(text) for text in first)
+        return all(_SLASHES.fullmatch(text) or _DATE.match(text) for text in first)
     return True
 
 
@@ -178,7 +179,8 @@ def _iso(entries: list[str], name: str) -> np.ndarray:
             zoned = moment.tzinfo is not None
         elif zoned != (moment.tzinfo is not None):
             raise InputError(
-                f"Column {name!r} must have a time zone in every row or in none; row 1 and row {row + 1} differ."
+                f"Column {name!r} must have a time zone in every row or in none; row 1 and row {row + 1} differ. Add "
+                "the missing zones, or remove them all."
             )
         values[row] = _nanoseconds(moment, name, row)
         fraction = re.search(r"\.\d{6}(\d{1,3})", text)  # `fromisoformat` drops what is below a microsecond
