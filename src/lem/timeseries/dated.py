@@ -340,7 +340,7 @@ def _future(
 ) -> list[np.ndarray]:
     """Return the covariates known in advance, over the history and the steps ahead."""
     assert ahead is not None
-    moments = _moments(ahead, columns, "the table of --future")
+    moments = _moments(ahead, columns, "the table of covariates known in advance")
     values = np.stack([_numbers(ahead, name) for name in advance])
     groups, known_names = grouped(ahead, columns.series)
     by_name = dict(zip(known_names, groups))
