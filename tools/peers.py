@@ -223,8 +223,12 @@ def opacus() -> str:
 
 
 def sb3_contrib() -> str:
-    """RecurrentPPO on CartPole."""
+    """RecurrentPPO on CartPole; the policy of examples/adapters/t_maze.py beside the library's loop."""
+    import torch
     from sb3_contrib import RecurrentPPO
+    from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+
+    from lem import LEM
 
     with everywhere():
         agent = RecurrentPPO("MlpLstmPolicy", "CartPole-v1", n_steps=64, batch_size=32, n_epochs=2, seed=0)
@@ -237,7 +241,13 @@ def sb3_contrib() -> str:
     assert (
         agent.predict(observation, deterministic=True)[0] == again.predict(observation, deterministic=True)[0]
     ).all()
-    return f"RecurrentPPO, {layers} layers, trained, saved and loaded"
+    policy, layer = adapter("t_maze.py", "LEMPolicy"), LEM(3, 8)
+    given = torch.randn(4 * 12, 3), tuple(torch.randn(1, 4, 8) for _ in range(2)), (torch.rand(4 * 12) < 0.2).float()
+    outputs, state = policy._process_sequence(*given, layer)
+    expected, last = RecurrentActorCriticPolicy._process_sequence(*given, layer)
+    for a, b in zip((outputs, *state), (expected, *last)):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    return f"RecurrentPPO, {layers} layers, trained, saved and loaded; one call with `resets` equals the library's loop"
 
 
 def torchrl() -> str:
