@@ -54,9 +54,10 @@ def export(
     """
     elapsed = predictor.clock is not None if elapsed is None else elapsed
     segments = isinstance(predictor.model, SegmentNetwork)
-    if to == "onnx" and isinstance(predictor.model, Frozen):
+    if to == "onnx" and isinstance(predictor.model, Frozen) and (predictor.model.causal or predictor.model.masked):
         raise ValueError(
-            "Models of frozen features cannot be exported to onnx: use numpy or torch, or fit with network='lem'."
+            "Models of frozen features with causal=True or missing='mask' cannot be exported to onnx: use numpy or "
+            "torch."
         )
     if elapsed and isinstance(predictor.model, Frozen):
         raise ValueError("`elapsed` of export must be False: frozen features do not read the times of observations.")
