@@ -82,11 +82,32 @@ def long_horizon(folder, name, horizon, cell, seed):
     return {
         "mse": float(squares / count),
         "mae": float(sizes / count),
+        **covered(model, network, units, values, ends),
         "epoch": model.best_epoch_,
         "look_back": network.look_back,
         "segment": network.segment,
         "seconds": round(fitted - begun, 1),
     }
+
+
+def covered(model, network, units, values, ends):
+    """Return how much of the test part lies in the intervals, at origins one day (of 24 steps) apart.
+
+    They are corrected on the validation part, and then by the forecasts whose truth is known by then.
+    """
+    from lem.timeseries.segment_training import Spans, calibrate
+    from lem.timeseries.segment_training import run as forecasts
+    from lem.timeseries.windows import Panel, WindowSplit
+
+    spans = Spans(*(np.array([end]) for end in (ends[0], ends[0], ends[1])))
+    known = Panel([values[: ends[1]]])
+    widths, _ = calibrate(network, known, units, network.quantiles, spans)
+    origins = np.arange(ends[1], ends[2] - network.horizon + 1, 24)
+    split = WindowSplit(Panel([values]), units, network.look_back, network.horizon, [origins])
+    raw, truth = forecasts(network, split)
+    found, _ = model._rolled(network, known, units, spans, split, raw, truth, widths, 24)
+    inside = [(truth >= found[..., k]) & (truth <= found[..., -1 - k]) for k in (1, 0)]
+    return {"within_80": float(inside[0].mean()), "within_95": float(inside[1].mean())}
 
 
 def read_monash(folder, name):
@@ -200,10 +221,10 @@ def cell_of(kept, name, horizon, cell):
 
 
 def long_table(kept):
-    lines = ["| set, horizon | LEM | GRU | LSTM | DLinear | PatchTST/64 | LEM, CPU s |", "|---" * 7 + "|"]
+    lines = ["| set, horizon | LEM | GRU | LSTM | DLinear | PatchTST/64 | LEM, within | LEM, CPU s |", "|---" * 8 + "|"]
     for name, horizons in LONG.items():
         if not any(key.startswith(f"{name}/") for key in kept):
-            lines.append(f"| {name} | missing | missing | missing | | | |")
+            lines.append(f"| {name} | missing | missing | missing | | | missing | |")
             continue
         for k, horizon in enumerate(horizons):
             printed = [
@@ -211,8 +232,14 @@ def long_table(kept):
             ]
             seconds = [v["seconds"] for key, v in kept.items() if key.startswith(f"{name}/{horizon}/lem/")]
             cells = [cell_of(kept, name, horizon, cell) for cell in ("lem", "gru", "lstm")]
+            shares = [v for key, v in kept.items() if key.startswith(f"{name}/{horizon}/lem/") and "within_80" in v]
+            within = (
+                " / ".join(f"{100 * np.mean([v[k] for v in shares]):.1f} %" for k in ("within_80", "within_95"))
+                if shares
+                else "missing"
+            )
             took = f"{np.median(seconds):.0f}" if seconds else ""
-            lines.append(f"| {name}, {horizon} | {' | '.join([*cells, *printed, took])} |")
+            lines.append(f"| {name}, {horizon} | {' | '.join([*cells, *printed, within, took])} |")
         done = [
             np.mean([v["mse"] for key, v in kept.items() if key.startswith(f"{name}/{horizon}/lem/")])
             for horizon in horizons
@@ -220,7 +247,7 @@ def long_table(kept):
         ]
         if len(done) == 4 and name in PUBLISHED["DLinear"]:
             means = [f"{np.mean([pair[0] for pair in PUBLISHED[m][name]]):.3f}" for m in PUBLISHED]
-            lines.append(f"| **{name}, mean MSE** | **{np.mean(done):.3f}** | | | {' | '.join(means)} | |")
+            lines.append(f"| **{name}, mean MSE** | **{np.mean(done):.3f}** | | | {' | '.join(means)} | | |")
     return "\n".join(lines)
 
 

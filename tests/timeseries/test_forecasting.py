@@ -126,6 +126,16 @@ def test_missing_values_are_never_read(window, options):
     assert_close(network(other)[0], network(inputs)[0], "exact")
 
 
+def test_a_linear_map_with_a_period_reads_the_same_place_of_earlier_periods():
+    network = randomised(SegmentNetwork(2, 10, 14, 7, period=4, hidden_size=8))
+    x = torch.randn(14, 3, 2)
+    found = network._mapped(x)
+    for step in range(10):
+        before = x[2 + step % 4 :: 4]  # the window has two steps more than three periods
+        expected = torch.einsum("n,nbk->bk", network.linear.weight[step // 4], before) + network.linear.bias[step // 4]
+        assert_close(found[:, step], expected, "float32")
+
+
 def test_recursive_decoding_feeds_back_what_it_forecast():
     """The first segment is the parallel one; later ones differ, since they have read the ones before."""
     both = [
@@ -485,7 +495,8 @@ def test_a_backtest_needs_room():
 @pytest.mark.parametrize("several", [False, True])
 def test_an_exported_forecaster_answers_as_the_model(to, several, tmp_path):
     X = [wave(160)[0], 100 * wave(140, 1)[0]] if several else wave(160)
-    model = tiny(missing="mask", log=False).fit(X)
+    options = TINY if several else {**TINY, "period": 12}
+    model = tiny(missing="mask", log=False, segment_options=options).fit(X)
     folder = export(model.predictor_, to, tmp_path / to)
     look_back = model.predictor_.architecture["look_back"]
     window = (wave(look_back, 5) + 20).T[None]

@@ -49,8 +49,8 @@ class LEMForecaster(RollingForecasting):
         calendar: whether times of day, week and year are features if `times` are given.
         log: whether the logarithm of the series is forecast, which must be positive.
         segment_options: further options of the segment network and its training: "hidden_size" (128), "num_layers"
-            (1), "dropout" (0.5), "scaled", "linear", "epochs" (6), "updates" of an epoch (120), "learning_rate"
-            (1e-3) and "batch_size".
+            (1), "dropout" (0.5), "scaled", "linear", "period", "epochs" (6), "updates" of an epoch (120),
+            "learning_rate" (1e-3) and "batch_size".
 
     Attributes:
         season_: the season used.

@@ -58,8 +58,10 @@ class Model:
             out.append((ahead @ w["out.weight"].T + w["out.bias"]).reshape(batch, k, segment, levels))
         found = np.concatenate(out, axis=2)[:, :, : config["horizon"]].transpose(0, 2, 1, 3)
         if "linear.weight" in w:
-            linear = normal.transpose(0, 2, 1) @ w["linear.weight"].T + w["linear.bias"]
-            found = found + linear.transpose(0, 2, 1)[..., None]
+            period = config["period"] or 1
+            rows = normal[:, -(normal.shape[1] // period * period) :].reshape(batch, -1, period, k)
+            linear = np.einsum("an,bnpk->bapk", w["linear.weight"], rows) + w["linear.bias"][:, None, None]
+            found = found + linear.reshape(batch, -1, k)[:, : config["horizon"], :, None]
         found = self.widened(found * spread[..., None] + centre[..., None])
         units = (scale[..., None], mean[..., None]) if config["own_units"] else (scale[:, None], mean[:, None])
         found = found * units[0] + units[1]

@@ -141,6 +141,7 @@ def _write_numpy(predictor: Predictor, program: WindowProgram, folder: Path) -> 
         "masked": network.masked,
         "scaled": network.scaled,
         "own_units": network.own_units,
+        "period": network.period,
         "transform": network.transform,
         "dt": cell.dt,
     }

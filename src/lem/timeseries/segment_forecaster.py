@@ -44,7 +44,7 @@ STEPS_ONLY = (
     "window",
 )
 """The parameters that only the sample-by-sample network has; those of segments are in `segment_options`."""
-SEGMENT_OPTIONS = ("hidden_size", "num_layers", "dropout", "scaled", "linear", *RECIPE)
+SEGMENT_OPTIONS = ("hidden_size", "num_layers", "dropout", "scaled", "linear", "period", *RECIPE)
 FEWEST_STEPS = 4
 """Series shorter than this many horizons, and two seasons, are forecast sample by sample."""
 

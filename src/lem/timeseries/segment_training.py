@@ -227,7 +227,7 @@ def start_with_ridge(network: SegmentNetwork, split: WindowSplit) -> None:
 
     On long series this start is worse: the regression follows its training span too closely (see docs/log.md).
     """
-    if network.linear is None:
+    if network.linear is None or network.period is not None:
         return
     k = network.channels
     rows = int(np.clip(RIDGE_NUMBERS // network.look_back, 1000, MOST_RIDGE_ROWS))

@@ -44,6 +44,8 @@ class SegmentNetwork(nn.Module):
             feeds it back and goes on.
         scaled: whether a window is divided by its spread.
         linear: whether a linear map of the window is added to the forecast.
+        period: each step is then mapped from the steps whole periods before it, with the same weights for every place
+            in the period; None maps all steps of the window to each.
         cell: the recurrent model, a name in `lem.CELLS`.
         hidden_size: its number of units.
         num_layers: its number of layers.
@@ -74,6 +76,7 @@ class SegmentNetwork(nn.Module):
         decoder: str = "parallel",
         scaled: bool = True,
         linear: bool = True,
+        period: int | None = None,
         cell: str = "lem",
         hidden_size: int = 128,
         num_layers: int = 1,
@@ -108,7 +111,12 @@ class SegmentNetwork(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(hidden_size, segment * together * levels)
         self.direct = nn.Linear(segment * future, segment * together * levels, bias=False) if future else None
-        self.linear = nn.Linear(look_back, horizon) if linear else None
+        self.period = period
+        self.linear = None
+        if linear:
+            self.linear = (
+                nn.Linear(look_back // period, -(-horizon // period)) if period else nn.Linear(look_back, horizon)
+            )
         for start_at_zero in (self.direct, self.linear):
             if start_at_zero is not None:
                 for parameter in start_at_zero.parameters():
@@ -134,8 +142,17 @@ class SegmentNetwork(nn.Module):
         ahead = _cut(covariates[end:, :, self.past :], self.segment)
         forecast = self._decoded(final, ahead, static, covariates[end:], batch)
         if self.linear is not None:
-            forecast = forecast + self.linear(normal.permute(1, 2, 0)).transpose(1, 2)[..., None]
+            forecast = forecast + self._mapped(normal)[..., None]
         return forecast * scale[:, None, :, None] + centre[:, None, :, None], ()
+
+    def _mapped(self, normal: Tensor) -> Tensor:
+        """Return the linear map of a window: (batch, horizon, channel)."""
+        assert self.linear is not None
+        if self.period is None:
+            return self.linear(normal.permute(1, 2, 0)).transpose(1, 2)
+        rows = normal[-(len(normal) // self.period * self.period) :].view(-1, self.period, *normal.shape[1:])
+        ahead = self.linear(rows.permute(2, 3, 1, 0))  # (batch, channel, place in the period, period ahead)
+        return ahead.permute(0, 3, 2, 1).flatten(1, 2)[:, : self.horizon]
 
     def _segments(self, normal: Tensor, known: Tensor, covariates: Tensor) -> Tensor:
         """Return what the embedding reads, (segment, row, feature); a row is a window, or one channel of it."""
