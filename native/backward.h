@@ -1,7 +1,7 @@
 // Backward: the adjoint of forward.h, through time in chunks of about `chunk_rows` row-steps. Two products a step carry the
 // gradient back; the weights' gradients are one large product per chunk, while everything is still in cache.
 // A team divides the hidden units, as forward, and the rows of the inputs' gradient. No two members add to the same sum,
-// so nothing depends on the size of the team.
+// so nothing depends on the size of the team. The file is long because all of this is one pass over one chunk of a call.
 #pragma once
 #include "backward_work.h"
 
