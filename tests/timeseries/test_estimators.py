@@ -1,6 +1,7 @@
 """The estimators: scikit-learn's own checks, unequal lengths, missing values, what is refused, files and pickles."""
 
 import pickle
+import threading
 import warnings
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from lem import timeseries
 from lem.timeseries import LEMClassifier, LEMForecaster, LEMRegressor, time_step
+from lem.timeseries.batches import one_thread
 from tests.close import assert_close
 
 QUICK = {"hidden_size": 8, "epochs": 2, "random_state": 0}
@@ -277,3 +279,43 @@ def test_verbose_tells_the_learning_curve(capsys):
 def test_senseless_parameters_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         LEMClassifier(4, epochs=1, **options).fit(np.zeros((4, 1, 5)), [0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(("hidden_size", "on_one"), [(8, True), (256, False)])
+def test_only_small_networks_train_on_one_thread(hidden_size, on_one):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(20, 1, 5)).astype(np.float32), np.arange(20) % 2
+    before, seen = torch.get_num_threads(), set()
+    torch.set_num_threads(3)
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
+    try:
+        LEMClassifier(hidden_size, network="lem", epochs=1, random_state=0).fit(X, y)
+        assert torch.get_num_threads() == 3
+    finally:
+        hook.remove()
+        torch.set_num_threads(before)
+    assert (1 in seen) is on_one
+
+
+def test_fits_side_by_side_give_the_number_of_threads_back():
+    before, inside, after = torch.get_num_threads(), threading.Barrier(2), []
+    torch.set_num_threads(3)
+
+    def fit():
+        with one_thread():
+            assert torch.get_num_threads() == 1
+            inside.wait(60)
+        after.append(torch.get_num_threads())
+
+    try:
+        workers = [threading.Thread(target=fit) for _ in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert after == [3, 3]
+        with one_thread() as had:
+            assert had == 3
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

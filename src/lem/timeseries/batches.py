@@ -1,5 +1,6 @@
 """Run a network over many series in batches of similar length and bounded memory."""
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,18 +30,31 @@ class Stage:
     seconds_left: float | None = None
 
 
+class _Threads:
+    """How many fits run on one thread now, and the number of threads before the first of them."""
+
+    lock, fits, before = threading.Lock(), 0, 1
+
+
 @contextmanager
 def one_thread() -> Iterator[int]:
     """Let torch use one thread per operation, and yield the number it had.
 
-    Frozen features take thousands of small operations. Threads that share each of them wait for each other after every
-    one, and on a busy machine that wait is many times longer than the operation.
+    Frozen features and small networks take thousands of small operations. Threads that share each of them wait for
+    each other after every one, and on a busy machine that wait is many times longer than the operation. Several
+    threads of Python may be inside at once, and each of them gets the first one's number back.
     """
-    before = torch.get_num_threads()
+    with _Threads.lock:
+        if _Threads.fits == 0:
+            _Threads.before = torch.get_num_threads()
+        _Threads.fits += 1
+        before = _Threads.before
     torch.set_num_threads(1)
     try:
         yield before
     finally:
+        with _Threads.lock:
+            _Threads.fits -= 1
         torch.set_num_threads(before)
 
 

@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from lem.analysis.certificate import advise_dt
 from lem.nn.cells import CELLS
+from lem.timeseries.batches import one_thread
 from lem.timeseries.gaps import Clock, with_times
 from lem.timeseries.predictor import Predictor
 from lem.timeseries.schema import ON_MISSING
@@ -37,6 +39,8 @@ except ImportError as error:
 
 FEWEST = 10
 """Below this many series none are held out: a validation set of one series is useless."""
+SMALL_STEP = 400_000
+"""A network with fewer products per gate and time step is trained on one thread (see `one_thread`)."""
 
 
 def time_step(length: float) -> float:
@@ -394,28 +398,30 @@ class SeriesEstimator(BaseEstimator):
         done = self._memory.state["progress"]["epoch"] if one_more and self._memory.state is not None else 0
         metric = self._metric(targets)
         weighted = isinstance(train, _WeightedSplit)
+        batch_size = int(self.batch_size) if self.batch_size != "auto" else 0
+        batch_size = batch_size or min(128, max(self._fewest, len(train) // 20))
+        small = self._place == "cpu" and batch_size * int(self.hidden_size) ** 2 < SMALL_STEP
         try:
-            progress = fit(
-                self.predictor_.model,
-                train,
-                train if valid is None else valid,
-                loss=_each_weighted(self._loss(targets)) if weighted else self._loss(targets),
-                metric=_Last(metric.each, float, True) if valid is None else metric,
-                batch_size=min(128, max(self._fewest, len(train) // 20))
-                if self.batch_size == "auto"
-                else int(self.batch_size),
-                epochs=done + 1 if one_more else int(self.epochs),
-                learning_rate=self.learning_rate,
-                weight_decay=self.weight_decay,
-                schedule="constant" if one_more else "one-cycle",
-                clip_norm=1.0,
-                patience=None if valid is None else self.patience,
-                seed=seed,
-                device=self._place,
-                store=memory,
-                report=self._report,
-                should_stop=self._should_stop,
-            )
+            with one_thread() if small else nullcontext():
+                progress = fit(
+                    self.predictor_.model,
+                    train,
+                    train if valid is None else valid,
+                    loss=_each_weighted(self._loss(targets)) if weighted else self._loss(targets),
+                    metric=_Last(metric.each, float, True) if valid is None else metric,
+                    batch_size=batch_size,
+                    epochs=done + 1 if one_more else int(self.epochs),
+                    learning_rate=self.learning_rate,
+                    weight_decay=self.weight_decay,
+                    schedule="constant" if one_more else "one-cycle",
+                    clip_norm=1.0,
+                    patience=None if valid is None else self.patience,
+                    seed=seed,
+                    device=self._place,
+                    store=memory,
+                    report=self._report,
+                    should_stop=self._should_stop,
+                )
         except KeyboardInterrupt:
             if not kept.best:
                 raise
