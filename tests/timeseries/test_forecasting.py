@@ -136,6 +136,17 @@ def test_a_linear_map_with_a_period_reads_the_same_place_of_earlier_periods():
         assert_close(found[:, step], expected, "float32")
 
 
+def test_forecasts_of_many_seasons_come_from_a_smaller_network():
+    options = {"season": 4, "segment_options": {"updates": 1}}
+    near = tiny(**options, horizon=32).fit(wave(5100), refit=False)
+    far = tiny(**options, horizon=33).fit(wave(5100), refit=False)
+    assert (near.predictor_.model.period, far.predictor_.model.period) == (None, 4)
+    assert (near.predictor_.notes["epochs"], far.predictor_.notes["epochs"]) == (6, 3)
+    assert far.predictor_.model.embed.out_features == 64
+    short = tiny(**options, horizon=33).fit(wave(600), refit=False)
+    assert short.predictor_.model.period is None
+
+
 def test_recursive_decoding_feeds_back_what_it_forecast():
     """The first segment is the parallel one; later ones differ, since they have read the ones before."""
     both = [

@@ -45,6 +45,8 @@ STEPS_ONLY = (
 )
 """The parameters that only the sample-by-sample network has; those of segments are in `segment_options`."""
 SEGMENT_OPTIONS = ("hidden_size", "num_layers", "dropout", "scaled", "linear", "period", *RECIPE)
+MOST_SEASONS = 8
+"""Forecasts of more seasons come from a smaller network, which is trained for fewer epochs: others overfit."""
 FEWEST_STEPS = 4
 """Series shorter than this many horizons, and two seasons, are forecast sample by sample."""
 
@@ -215,6 +217,11 @@ class SegmentForecasting(SeriesEstimator):
             "cell": self.cell,
             # The trend of one short series would set the spread of its windows.
             "scaled": len(panel) > 1 or int(panel.lengths.sum()) > SMALL,
+            **(
+                {"period": self.season_, "hidden_size": 64}
+                if self._is_long(panel) and look_back >= self.season_
+                else {}
+            ),
             "own_units": len(panel) > 1,
             "calendar": list(self.cycles_),
             "transform": self._transform,
@@ -234,10 +241,15 @@ class SegmentForecasting(SeriesEstimator):
         set_units(predictor, units)
         return predictor, units
 
+    def _is_long(self, panel: Panel) -> bool:
+        """Return whether forecasts span so many seasons that few windows are independent."""
+        return self.season_ > 1 and int(self.horizon) > MOST_SEASONS * self.season_ and int(panel.lengths.sum()) > SMALL
+
     def _train_segments(
         self, panel: Panel, spans: Spans, seed: int, until: int | None = None
     ) -> tuple[Predictor, Units, Development]:
-        recipe = {**RECIPE, **{k: v for k, v in (self.segment_options or {}).items() if k in RECIPE}}
+        long = {"epochs": 3} if self._is_long(panel) else {}
+        recipe = {**RECIPE, **long, **{k: v for k, v in (self.segment_options or {}).items() if k in RECIPE}}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             predictor, units = self._new_segments(panel, spans)
