@@ -24,6 +24,13 @@ GALLERY = {
     "replace_lstm": "Replace nn.LSTM",
 }
 """The examples that run without data of your own, in the order of the page."""
+REINFORCEMENT = """\
+A T-maze shows the agent only at its entrance on which side of the far end the reward lies. LEM remembers
+it as the policy of sb3-contrib, and restarts where episodes begin; a policy without memory cannot solve the maze.
+[Reinforcement learning](reinforcement-learning.md) has the program, the measurements, and the same for TorchRL.
+
+![Return while training](images/t-maze.png)
+"""
 WITH_DATA = {
     "classify": "any file of the UCR and UEA archives",
     "keywords": "folders of 16 kHz wav files, such as Speech Commands",
@@ -73,6 +80,7 @@ def write(outputs: dict[str, str]) -> str:
         parts.append(f"```{{code-block}} none\n{outputs[name].strip()}\n```\n")
         parts.append(f"<details><summary><code>examples/{name}.py</code></summary>\n")
         parts.append(f"```{{literalinclude}} ../examples/{name}.py\n:language: python\n```\n\n</details>\n")
+    parts.append(f"## Memory for an agent\n\n{REINFORCEMENT}\n")
     parts.append("## With data of your own\n")
     for name, data in WITH_DATA.items():
         text = describe(name).replace("\n", "\n  ").replace("\n  \n", "\n\n")
