@@ -166,7 +166,7 @@ def work():
     for name in MONASH:
         yield name, None, "lem", 0
     for cell in ("gru", "lstm"):
-        for horizon in range(2):
+        for horizon in range(4):
             for name in ("ETTh1", "ETTh2"):
                 yield name, LONG[name][horizon], cell, 0
     for name in ("illness", "exchange_rate"):
