@@ -217,7 +217,7 @@ def test_a_fit_of_frozen_features_tells_where_it_stands_and_can_be_ended(monkeyp
 
 @pytest.mark.parametrize("width", [80, 40, 20])
 def test_the_stage_fits_the_terminal(width, monkeypatch, capsys):
-    monkeypatch.setattr(display.shutil, "get_terminal_size", lambda: os.terminal_size((width, 24)))
+    monkeypatch.setattr(display.shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((width, 24)))
     monkeypatch.setattr(display.sys.stderr, "isatty", lambda: True, raising=False)
     shown = display.Display("lem fit")
     shown(Stage("features", 0.5, 75.0))
