@@ -284,8 +284,21 @@ template <class T> struct backward_pass {
         if (c.p.grad_elapsed && members.leads()) elapsed_gradient(q, first, last);
         return members.meet_to_leave();
     }
+    // Ask for what step s will read. (The input is small beside it.)
+    __attribute__((always_inline)) void fetch_step(const group& q, ptrdiff_t s, const kept<T>& source, ptrdiff_t origin) const {
+        const lem_problem& p = c.p;
+        const ptrdiff_t at = q.before[s] - q.before[origin], n = q.active(s);
+        fetch<0>(source.step(c, at), source.step(c, at + n) - source.step(c, at));
+        for (ptrdiff_t r = 0; r < n; ++r) {
+            const ptrdiff_t t = q.time(p, r, s), row = q.row[r];
+            fetch<0>(static_cast<const T*>(p.out) + ((p.reverse ? t + 1 : t - 1) * c.B + row) * c.dy, c.dy);
+            if (p.grad_out)
+                fetch<0>(static_cast<const T*>(p.grad_out) + t * p.grad_out_time + row * p.grad_out_row, c.dy);
+        }
+    }
     void back_through(const group& q, ptrdiff_t first, ptrdiff_t last, const kept<T>& source, ptrdiff_t origin) const {
         const bool gathers = source.parts >= keep_gates;
+        const ptrdiff_t ahead = gathers && stepping.size == 1 ? source.ahead(c, q.n) : 0;
         if (gathers) gather(q, last - 1, first, source, origin, stepped);
         step_view<T> now = view(q, last - 1, first, source, origin);
         find_grad_out(q, last - 1);
@@ -293,6 +306,7 @@ template <class T> struct backward_pass {
             timed() ? into_y<true>(now, b, nullptr, 0, 0) : into_y<false>(now, b, nullptr, 0, 0);
         stepping.meet();
         for (ptrdiff_t s = last - 1; s >= first; --s) {
+            if (ahead && s - 1 - ahead > origin) fetch_step(q, s - 1 - ahead, source, origin);
             if (s > first) {
                 if (gathers) gather(q, s - 1, first, source, origin, stepped);
                 const step_view<T> earlier = view(q, s - 1, first, source, origin);

@@ -30,6 +30,14 @@ template <class T> struct kept {
         return parts == keep_nothing ? 0 : parts == keep_z ? c.nbz : parts == keep_gates ? with_gates : with_gates + c.nby;
     }
     T* step(const call<T>& c, ptrdiff_t row_steps) const { return base + row_steps * blocks(c, parts) * c.L; }
+    // How many steps of `n` rows ahead to fetch the values of; 0: leave it to the processor. Worth it where all of them do
+    // not fit into its caches and steps are short: then the memory's answers, not the arithmetic, take most of the time.
+    ptrdiff_t ahead(const call<T>& c, ptrdiff_t n) const {
+        constexpr ptrdiff_t cached = 16 << 20, near = 16 << 10;
+        const ptrdiff_t bytes = n * blocks(c, parts) * c.L * ptrdiff_t(sizeof(T));
+        if (c.p.keep == LEM_KEEP_BOUNDED || c.p.saved_bytes < cached || bytes == 0 || bytes > 2 * near) return 0;
+        return larger(near / bytes, 1);
+    }
     T* z(const call<T>& c, ptrdiff_t row_steps) const { return step(c, row_steps); }
     T* gates(const call<T>& c, ptrdiff_t row_steps, ptrdiff_t n) const { return step(c, row_steps) + n * c.nbz * c.L; }
     T* y(const call<T>& c, ptrdiff_t row_steps, ptrdiff_t n) const {
@@ -275,6 +283,7 @@ bool run_steps(const call<T>& c, const weights<T>& w, const group& q, states<T>&
     const lem_problem& p = c.p;
     T* const out = write_outputs ? static_cast<T*>(p.out) : nullptr;
     const T* const u = static_cast<const T*>(p.u);
+    const ptrdiff_t ahead = members.size == 1 ? sink.ahead(c, q.n) : 0;
     for (ptrdiff_t r = 0; r < q.n; ++r) own.out[r] = nullptr;
     for (ptrdiff_t s = first; s < last; ++s) {
         const ptrdiff_t n = q.active(s), at = q.before[s] - q.before[first];
@@ -288,6 +297,10 @@ bool run_steps(const call<T>& c, const weights<T>& w, const group& q, states<T>&
             members.meet();
         }
         const gate_values<T> g(c, sink.parts >= keep_gates ? sink.gates(c, at, n) : state.gates, n * c.L);
+        if (ahead && s + ahead < last) {
+            const ptrdiff_t then = q.before[s + ahead] - q.before[first];
+            fetch<1>(sink.step(c, then), sink.step(c, then + q.active(s + ahead)) - sink.step(c, then));
+        }
         const span<T> from_u = operand(c, {own.u, c.m, own.jump}, n, own.u_words, own.word_jump);
         const gates_end<T> z_end = {c, g, own, state.z, sink.parts ? sink.z(c, at) : nullptr, state.jump};
         const value_end<T> y_end = {c, g, own, &state, sink.parts == keep_y ? sink.y(c, at, n) : nullptr};
