@@ -30,10 +30,10 @@ template <class T> struct kept {
         return parts == keep_nothing ? 0 : parts == keep_z ? c.nbz : parts == keep_gates ? with_gates : with_gates + c.nby;
     }
     T* step(const call<T>& c, ptrdiff_t row_steps) const { return base + row_steps * blocks(c, parts) * c.L; }
-    // How many steps of `n` rows ahead to fetch the values of; 0: leave it to the processor. Worth it where all of them do
-    // not fit into its caches and steps are short: then the memory's answers, not the arithmetic, take most of the time.
+    // How many steps of `n` rows ahead to fetch the values of; 0: leave it to the processor. Worth it where they do not stay
+    // in a core's own caches and steps are short: then the memory's answers take as long as the arithmetic.
     ptrdiff_t ahead(const call<T>& c, ptrdiff_t n) const {
-        constexpr ptrdiff_t cached = 16 << 20, near = 16 << 10;
+        constexpr ptrdiff_t cached = 4 << 20, near = 16 << 10;
         const ptrdiff_t bytes = n * blocks(c, parts) * c.L * ptrdiff_t(sizeof(T));
         if (c.p.keep == LEM_KEEP_BOUNDED || c.p.saved_bytes < cached || bytes == 0 || bytes > 2 * near) return 0;
         return larger(near / bytes, 1);
