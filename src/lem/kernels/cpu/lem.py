@@ -353,7 +353,35 @@ SECOND = Reason(
     "The result is the same; only its speed and memory are those of the loop.",
 )
 
-torch.library.register_autograd("lem::sequence", _differentiate, setup_context=_remember)
+
+class _Sequence(torch.autograd.Function):
+    """The operator with its adjoint.
+
+    `torch.library.register_autograd` would do the same, but reads the schema at each call, which takes longer than
+    everything else around a small problem.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        output = _below_autograd(*inputs)
+        _remember(ctx, (*inputs, *[None] * _ARGUMENTS)[:_ARGUMENTS], output)
+        return output
+
+    backward = staticmethod(_differentiate)
+
+
+def _below_autograd(*inputs: Any) -> tuple[Tensor, ...]:
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.lem.sequence.default(*inputs)
+
+
+@torch.library.impl("lem::sequence", "Autograd")
+def _autograd(*inputs: Any) -> tuple[Tensor, ...]:
+    tensors = (x for x in inputs if isinstance(x, Tensor))
+    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return _Sequence.apply(*inputs) if differentiable else _below_autograd(*inputs)
+
+
 torch.library.register_autograd("lem::sequence_backward", _differentiate_again, setup_context=_remember_adjoint)
 
 
