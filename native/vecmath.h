@@ -75,6 +75,13 @@ template <> struct expm1_of<double> {
         0x1.6c16c16c1e60ap-10, 0x1.111111110f5fap-7,  0x1.5555555555540p-5,  0x1.5555555555559p-3,  0x1.0000000000000p-1};
 };
 
+// 2^n, where the low bits of `shifted` hold n. Unsigned here and below: a call that was interrupted may have left any bits,
+// and a sum of signed integers must not overflow.
+template <class T> inline vec<T> power_of_two(vec<T> shifted) {
+    using unsigned_ints = typename simd<T>::unsigned_ints;
+    return (vec<T>)(((unsigned_ints)shifted << expm1_of<T>::shift) + expm1_of<T>::one);
+}
+
 // The first S of the N values become their sigmoid, the others their tanh. All go in lock-step: one alone would spend most
 // of its time waiting for its own last result.
 template <class T, int N, int S> inline void squash(vec<T> (&x)[N]) {
@@ -94,7 +101,7 @@ template <class T, int N, int S> inline void squash(vec<T> (&x)[N]) {
     for (int i = 0; i < N; ++i) {
         const vec<T> shifted = x[i] * c::log2e + c::magic;  // the nearest integer n sits in the low bits
         const vec<T> n = shifted - c::magic;
-        scale[i] = (vec<T>)(((ints)shifted << c::shift) + c::one);
+        scale[i] = power_of_two<T>(shifted);
         x[i] = (x[i] - n * c::ln2_high) - n * c::ln2_low;
     }
     for (int i = 0; i < N; ++i) p[i] = c::top * x[i] + c::rest[0];
@@ -114,15 +121,15 @@ template <class T, int N, int S> inline void squash(vec<T> (&x)[N]) {
 // log(1 - x) for x in [0, 1), in lock-step.
 template <class T, int N> inline void log_rest(vec<T> (&x)[N]) {
     using c = expm1_of<T>;
-    using ints = typename simd<T>::ints;
+    using unsigned_ints = typename simd<T>::unsigned_ints;
+    constexpr typename bits_of<T>::positive one = c::one, below = c::one - c::half_root, power = ~((decltype(below)(1) << c::shift) - 1);
     vec<T> f[N], square[N], p[N], k[N];
     for (int i = 0; i < N; ++i) {
         const vec<T> rest = T(1) - x[i], lost = (T(1) - rest) - x[i];
         // rest = 2^k (1 + f) with 1 + f from half_root to its double; `exponent` is k with the bias, in its place.
-        const ints exponent = ((ints)rest + (c::one - c::half_root)) & -(typename simd<T>::bits(1) << c::shift);
-        const ints biased = (ints)((typename simd<T>::unsigned_ints)exponent >> c::shift);
-        k[i] = (vec<T>)(biased + (ints)splat(c::magic)) - (c::magic + c::bias);
-        f[i] = ((vec<T>)((ints)rest - exponent + c::one) - T(1)) + lost * (vec<T>)(c::one - exponent + c::one);
+        const unsigned_ints bits = (unsigned_ints)rest, exponent = (bits + below) & power;
+        k[i] = (vec<T>)((exponent >> c::shift) + (unsigned_ints)splat(c::magic)) - (c::magic + c::bias);
+        f[i] = ((vec<T>)(bits - exponent + one) - T(1)) + lost * (vec<T>)(one - exponent + one);
     }
     for (int i = 0; i < N; ++i) x[i] = f[i] / (f[i] + T(2));
     for (int i = 0; i < N; ++i) square[i] = x[i] * x[i], p[i] = splat(T(2) / T(2 * c::atanh_terms + 1));
@@ -134,7 +141,6 @@ template <class T, int N> inline void log_rest(vec<T> (&x)[N]) {
 // g becomes 1 - (1 - g)^e, in lock-step: 0 stays 0 and 1 stays 1 for every e > 0.
 template <class T, int N> inline void stretch_gates(vec<T> (&g)[N], const vec<T> (&e)[N]) {
     using c = expm1_of<T>;
-    using ints = typename simd<T>::ints;
     vec<T> x[N], scale[N], p[N];
     for (int i = 0; i < N; ++i) x[i] = g[i];
     log_rest<T, N>(x);
@@ -143,7 +149,7 @@ template <class T, int N> inline void stretch_gates(vec<T> (&g)[N], const vec<T>
         x[i] = x[i] < c::lowest ? splat(c::lowest) : x[i];
         const vec<T> shifted = x[i] * c::log2e + c::magic;
         const vec<T> n = shifted - c::magic;
-        scale[i] = (vec<T>)(((ints)shifted << c::shift) + c::one);
+        scale[i] = power_of_two<T>(shifted);
         x[i] = (x[i] - n * c::ln2_high) - n * c::ln2_low;
     }
     for (int i = 0; i < N; ++i) p[i] = c::top * x[i] + c::rest[0];
