@@ -1,6 +1,6 @@
 // Run an AOTInductor package that contains LEM's kernel without Python: run_package MODEL.pt2 BATCH STEPS CHANNELS
 //
-// The package calls the operator lem::sequence. Python code registers it where `import lem` has run; this program
+// The package calls the operator lem::sequence. Python code registers it where `import lem.nn` has run; this program
 // registers it in C++, on the C interface of the kernel (native/lem.h). It feeds one input of ascending numbers from -1
 // to 1 and prints the outputs.
 #include <ATen/ATen.h>

@@ -36,7 +36,7 @@ def export(
     """Write `predictor` into a folder as "onnx", "torch" or "numpy", run its self-test there, and return the folder.
 
     With `portable=False` a "torch" program runs LEM on the kernel, as the operator `lem::sequence`: faster, but who
-    loads it must `import lem` first.
+    loads it must `import lem.nn` first.
 
     With `elapsed=True`, a "torch" or "onnx" program takes a last input `elapsed`, (batch, time): the time since the
     previous observation, in units of the usual step. A NumPy model always takes it as an option. By default a program
