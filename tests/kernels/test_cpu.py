@@ -140,11 +140,18 @@ def test_ten_thousand_steps_in_single_precision():
         assert (a - e).abs().max() <= 2.0 * (b - e).abs().max() + 1e-6 * size
 
 
-def test_what_is_kept_changes_nothing(target):
-    steps, lengths = 300, torch.tensor([300, 17, 120])
+@pytest.mark.parametrize("steps", [300, 7000], ids=["in cache", "fetched ahead"])
+def test_what_is_kept_changes_nothing(target, steps):
+    lengths = torch.tensor([steps, 17, 120])
+    if steps == 7000:  # only "store" keeps so much that the kernel fetches it ahead
+        size = cpu.memory_forecast(steps, 3, 2, 9, dtype=torch.float64).kept
+        assert size > 4 << 20, "the kernel fetches nothing ahead here"
     u = inputs(steps, 3, 2)
-    for given in (None, lengths):
-        runs = [everything(build(2, 9, memory=memory), u, None, given) for memory in ("store", "recompute", "bounded")]
+    for given, reverse in ((None, False), (lengths, False), (lengths, True)):
+        runs = [
+            everything(build(2, 9, memory=memory), u, None, given, reverse)
+            for memory in ("store", "recompute", "bounded")
+        ]
         for other in runs[1:]:
             for a, b in zip([*other[0], *other[1]], [*runs[0][0], *runs[0][1]]):
                 assert_close(a, b, "exact")
